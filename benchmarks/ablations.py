@@ -28,7 +28,7 @@ from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine
 from draft_service.interface import DraftItem
 from dspark.model.checkpoint import load_target
-from dspark.types import Block, Cursor, Law, Rule, Verdict
+from dspark.types import Block, Cursor, Rule, SamplingParams, Verdict
 from dspark.wire.tensors import FP8
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
@@ -78,7 +78,7 @@ class AnswerStream:
 
     domain: str
     cursor: Cursor
-    law: Law
+    law: SamplingParams
     tokens: list[int]  # the prompt and what was committed
     prompt_len: int
     rounds: int = 0
@@ -199,7 +199,7 @@ class Bench:
         return cursor._replace(sequence=cursor.sequence * len(FORMS) + FORMS.index(form))
 
     def _begin(self, number: int, domain: str, prompt: list[int], temperature: float) -> AnswerStream:
-        law = Law(temperature, seed=number, rule=Rule.BLOCK, prompt_len=len(prompt))
+        law = SamplingParams(temperature, seed=number, rule=Rule.BLOCK, prompt_len=len(prompt))
         cursor = Cursor(number, 1, 0, len(prompt))
         longest = len(prompt) + self.tokens + self._drafter.drafter.config.block_size + 2
         opened = [self._drafter.open(self._held(cursor, form), longest) for form in FORMS]

@@ -30,7 +30,7 @@ from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine
 from draft_service.interface import DraftItem, Rows
 from dspark.model.target import decoder_layers
-from dspark.types import Block, Cursor, Law, Verdict
+from dspark.types import Block, Cursor, SamplingParams, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.feature_store import FeatureRows
@@ -70,7 +70,7 @@ class RunningAnswer:
     """One answer under way."""
 
     cursor: Cursor
-    law: Law
+    law: SamplingParams
     tokens: list[int]
 
 
@@ -111,7 +111,7 @@ class Side:
     def begin(self, prompts: Sequence[list[int]]) -> None:
         """Prompts take their pass; the first round is next."""
         for number, prompt in enumerate(prompts):
-            law = Law(0.0, seed=number, prompt_len=len(prompt))
+            law = SamplingParams(0.0, seed=number, prompt_len=len(prompt))
             cursor = Cursor(number, 1, 0, len(prompt))
             longest = len(prompt) + TOKENS + 16
             for refusal in (

@@ -18,10 +18,10 @@ from dspark.decoding.ratio import sent
 from dspark.decoding.sampling import LawColumns, distribution
 from dspark.decoding.slots import Slots
 from dspark.decoding.token_rule import accept_probability
-from dspark.types import Block, Law, Rule
+from dspark.types import Block, Rule, SamplingParams
 
 
-def committed(block: Block, probs: Tensor, law: Law, anchor_position: int) -> float:
+def committed(block: Block, probs: Tensor, law: SamplingParams, anchor_position: int) -> float:
     """Mean tokens of a round that verifies the whole block, the target's own included.
 
     probs [l + 1, V] float64: the target's law at the anchor and behind each of the l drafted tokens.
@@ -46,7 +46,7 @@ def committed(block: Block, probs: Tensor, law: Law, anchor_position: int) -> fl
 
 
 def laws_behind(
-    model: torch.nn.Module, tokens: Sequence[int], blocks: Sequence[Sequence[int]], law: Law
+    model: torch.nn.Module, tokens: Sequence[int], blocks: Sequence[Sequence[int]], law: SamplingParams
 ) -> list[Tensor]:
     """The target's law along each block after `tokens`, [l + 1, V] each, by one pass over all of them.
 
@@ -79,7 +79,7 @@ def laws_behind(
     return made
 
 
-def _raced(probs: Tensor, law: Law, anchor_position: int) -> Tensor:
+def _raced(probs: Tensor, law: SamplingParams, anchor_position: int) -> Tensor:
     """What coupled noise makes of the target's law at each slot: [l + 1]."""
     count = len(probs)
     positions = range(anchor_position + 1, anchor_position + 1 + count)

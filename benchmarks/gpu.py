@@ -37,13 +37,13 @@ from dspark.model.calibration import IDENTITY
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.context import ContextProjection
 from dspark.model.target import TargetTaps
-from dspark.types import NO_Q, Block, Cursor, Law, SparseQ, Verdict
+from dspark.types import NO_Q, Block, Cursor, SamplingParams, SparseQ, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.loading import choose_runner
 from verify_service.sequences import VerifyItem
 
-GREEDY = Law(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 MEAN = 3.61
 CONTEXT, ROUNDS = 1024, 60
 SGLANG_TOK_S = 8_100.0  # published for this shape and an H200 at 48 sequences, served

@@ -30,7 +30,7 @@ from dspark.rounds.plan import prefixes
 from dspark.rounds.survival import Floats, Ints, survival
 from dspark.runtime.cost_store import Curve
 from dspark.synthetic.spec import load_spec
-from dspark.types import Cursor, Law, Verdict
+from dspark.types import Cursor, SamplingParams, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.feature_store import FeatureRows
@@ -104,7 +104,7 @@ def _curve(measured: Curve | None) -> CostCurve:
 def _decode(
     verifier: VerifyEngine, drafter: DraftEngine, number: int, prompt: list[int], tokens: int, temperature: float
 ) -> list[Recorded]:
-    law = Law(temperature, seed=number, prompt_len=len(prompt))
+    law = SamplingParams(temperature, seed=number, prompt_len=len(prompt))
     cursor = Cursor(number, 1, 0, len(prompt))
     longest = len(prompt) + tokens + 2 * drafter.drafter.config.block_size
     for refusal in (

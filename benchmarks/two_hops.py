@@ -28,7 +28,7 @@ from dspark.rounds.events import Acknowledged, Admit
 from dspark.rounds.plan import Plan, PlanKind, Terms
 from dspark.runtime.channel import WORKER_WATCH_MS, open_channel
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Law, Rule
+from dspark.types import Rule, SamplingParams
 from dspark.wire.v1 import draft_pb2_grpc, types_pb2, verify_pb2_grpc
 
 SIZES = ((1, 64), (64, 64), (1, 4096), (64, 4096))  # sequences, values of a feature row
@@ -159,5 +159,5 @@ async def _rounds(workers: SyntheticWorkers, sequences: int, draft_s: float) -> 
 
 def _admission(number: int) -> Admission:
     prompt = [2 + (number * 31 + at) % 1000 for at in range(PROMPT)]
-    law = replace(Law(temperature=1.0, seed=number, rule=Rule.BLOCK), prompt_len=PROMPT)
+    law = replace(SamplingParams(temperature=1.0, seed=number, rule=Rule.BLOCK), prompt_len=PROMPT)
     return Admission(Admit(number, 0, PROMPT, ANSWER, frozenset(), 1), prompt, law, PROMPT + ANSWER, True)

@@ -21,7 +21,7 @@ from draft_service.ledger import Context, Ledger
 from dspark.decoding.shaping import Shaper
 from dspark.model.family import ContextTokens, Drafter, Entries, PagedEntries
 from dspark.model.scratch import Scratch
-from dspark.types import Law, Refusal
+from dspark.types import Refusal, SamplingParams
 
 PASS_TOKENS = 256  # of one sequence in one pass of a drafter whose entries depend on those before
 
@@ -148,7 +148,7 @@ class ContextStore(Ledger[DraftContext]):
         slots = [self.pages.slots(sequence, at, at + 1)[0] for sequence, at in members]
         return self._rows.index_select(0, torch.tensor(slots, dtype=torch.int64, device=self._device))
 
-    def shaper(self, sequence: int, law: Law, through: int) -> Shaper:
+    def shaper(self, sequence: int, law: SamplingParams, through: int) -> Shaper:
         """What a law makes of logits after the rows below `through`. A token id that was not told or cannot be one
         makes a draft less like the target's law, and nothing else."""
         context = self[sequence]

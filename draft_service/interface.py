@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from draft_service.config import DraftConfig
 from dspark.pages import Held
-from dspark.types import Block, Cursor, Law, Refusal
+from dspark.types import Block, Cursor, Refusal, SamplingParams
 from dspark.wire.v1 import types_pb2
 
 
@@ -23,7 +23,7 @@ class DraftItem(NamedTuple):
     cursor: Cursor
     anchor: int
     features_through: int
-    law: Law
+    law: SamplingParams
     max_slots: int = 0  # 0 means a full block
 
 

@@ -13,13 +13,13 @@ import torch
 from draft_service.engine import DraftEngine, DraftItem
 from dspark.runtime.cost_grid import grid_of
 from dspark.runtime.cost_store import Curve, processor, stored_or_measured
-from dspark.types import Cursor, Law
+from dspark.types import Cursor, SamplingParams
 
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS = (128, 1024)
 BUDGET_S = 2.0
 MOST_SWEEPS = 40
-_LAW = Law(temperature=0.0)
+_LAW = SamplingParams(temperature=0.0)
 
 
 def cost_curve(engine: DraftEngine) -> Curve | None:

@@ -25,7 +25,7 @@ from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.runtime.channel import MAX_MESSAGE
 from dspark.runtime.wire_limits import KIB, MIB, Bounds, Read
 from dspark.runtime.worker import Worker, new_owner
-from dspark.types import Block, Cursor, EmptyReason, Law, Refusal, RefusalReason
+from dspark.types import Block, Cursor, EmptyReason, Refusal, RefusalReason, SamplingParams
 from dspark.wire import codec, cohorts, orders
 from dspark.wire.v1 import draft_pb2, types_pb2
 
@@ -108,7 +108,9 @@ class Rounds:
         self._posted = self._over = False
         self._heard_at = time.monotonic()
         self._verifier: int | None = None
-        self._laws: dict[tuple[int, int], tuple[int, Law]] = {}  # by sequence and epoch: its number here, its law
+        self._laws: dict[
+            tuple[int, int], tuple[int, SamplingParams]
+        ] = {}  # by sequence and epoch: its number here, its law
         self._arriving: _Arriving | None = None
         self._last = self._open = 0  # order
         worker.draining.listen(self._say_draining)

@@ -22,7 +22,7 @@ from dspark.decoding.sampling import LawColumns, draft_distribution, largest
 from dspark.decoding.shaping import Shaper, shaped_last
 from dspark.model.calibration import Bucket, Calibration, RuleName
 from dspark.model.family import Proposal
-from dspark.types import Cursor, Law, Rule
+from dspark.types import Cursor, Rule, SamplingParams
 
 NAMES: dict[Rule, RuleName] = {Rule.TOKEN: "token", Rule.BLOCK: "block", Rule.COUPLED: "coupled"}
 
@@ -41,7 +41,7 @@ def walk(
     proposal: Proposal,
     calibration: Calibration,
     anchor_ids: Tensor,  # [n]
-    laws: Sequence[Law],
+    laws: Sequence[SamplingParams],
     cursors: Sequence[Cursor],
     *,
     slots: int,
@@ -88,7 +88,7 @@ def walk(
 
 
 def _confidence(
-    proposal: Proposal, calibration: Calibration, previous: Tensor, laws: Sequence[Law]
+    proposal: Proposal, calibration: Calibration, previous: Tensor, laws: Sequence[SamplingParams]
 ) -> npt.NDArray[np.float32]:
     """[n, k] in [0, 1]; 1 everywhere for a drafter without the head. Raises FloatingPointError on NaN."""
     logits = proposal.confidence_logits(previous)

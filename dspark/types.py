@@ -67,7 +67,7 @@ class Cursor(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class SamplingParams:
     """What a sequence is sampled from, and the key of its draws."""
 
     temperature: float = 1.0

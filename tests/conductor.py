@@ -19,7 +19,7 @@ from dspark.rounds.events import Acknowledged, Admit, DrafterEvent, How, Release
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms
 from dspark.runtime.channel import open_channel
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Law, ScoredPrompt, ScoredToken
+from dspark.types import SamplingParams, ScoredPrompt, ScoredToken
 
 DEADLINE_S = 60.0
 
@@ -30,7 +30,7 @@ class Answer:
 
     number: int
     prompt: Sequence[int]
-    law: Law
+    law: SamplingParams
     room: int
     stop_ids: frozenset[int]
     drafter: int
@@ -77,7 +77,7 @@ class Conductor:
     def ask(
         self,
         prompt: Sequence[int],
-        law: Law,
+        law: SamplingParams,
         room: int,
         *,
         stop_ids: Iterable[int] = (),

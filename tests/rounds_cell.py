@@ -39,7 +39,7 @@ from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.law import SyntheticLaw
 from dspark.synthetic.spec import read_spec
-from dspark.types import Law
+from dspark.types import SamplingParams
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -246,13 +246,18 @@ class RoundsCell:
         prompt: Sequence[int] = (5, 6),
         max_tokens: int = 8,
         policy: str = "adaptive",
-        law: Law | None = None,
+        law: SamplingParams | None = None,
         note_epoch: Callable[[int], object] = lambda epoch: None,
         **more: Any,
     ) -> RequestState:
         number = next(self._numbers)
         request = Request(
-            f"r{number}", tuple(prompt), law or Law(temperature=0.0), max_tokens, parse_policy(policy), **more
+            f"r{number}",
+            tuple(prompt),
+            law or SamplingParams(temperature=0.0),
+            max_tokens,
+            parse_policy(policy),
+            **more,
         )
         return self.submit(request, number, note_epoch=note_epoch)[0]
 

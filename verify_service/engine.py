@@ -17,7 +17,7 @@ from dspark.decoding.masking import mask
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.context import Projection
 from dspark.pages import Held
-from dspark.types import Constraint, Cursor, Law, Refusal, RefusalReason, ScoredPrompt, ScoredToken, Verdict
+from dspark.types import Constraint, Cursor, Refusal, RefusalReason, SamplingParams, ScoredPrompt, ScoredToken, Verdict
 from verify_service.batches import Batches
 from verify_service.config import VerifyConfig
 from verify_service.feature_store import FeatureRows, FeatureStore
@@ -119,7 +119,7 @@ class VerifyEngine:
     def open(
         self,
         cursor: Cursor,
-        law: Law,
+        law: SamplingParams,
         reserve_tokens: int,
         keep_features: bool,
         *,
@@ -306,7 +306,7 @@ class VerifyEngine:
 
     # -- for timing -------------------------------------------------------------------------
 
-    def pretend(self, cursor: Cursor, law: Law, reserve_tokens: int) -> Refusal | None:
+    def pretend(self, cursor: Cursor, law: SamplingParams, reserve_tokens: int) -> Refusal | None:
         """Opens a sequence as if cursor.committed_len tokens had been run and an anchor drawn. For timing only."""
         if (problem := self.open(cursor, law, reserve_tokens, keep_features=True)) is not None:
             return problem

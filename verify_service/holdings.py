@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from dspark.pages import Held
-from dspark.types import Cursor, Law, Refusal, RefusalReason
+from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams
 from verify_service.feature_store import FeatureRows, FeatureStore
 from verify_service.interface import KeptRows, RowSpan
 from verify_service.page_pool import PagePool, Slots
@@ -55,7 +55,7 @@ class Holdings:
     def admit(
         self,
         cursor: Cursor,
-        law: Law,
+        law: SamplingParams,
         longest: int,
         *,
         keep_features: bool,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.pages import Held
-from dspark.types import Constraint, Cursor, Draws, Law, Refusal, ScoredPrompt, ScoredToken, Verdict
+from dspark.types import Constraint, Cursor, Draws, Refusal, SamplingParams, ScoredPrompt, ScoredToken, Verdict
 from dspark.wire.orders import PackedRows
 from dspark.wire.v1 import types_pb2
 from verify_service.config import VerifyConfig
@@ -170,7 +170,7 @@ class VerifyEnginePort(Protocol):
     def open(
         self,
         cursor: Cursor,
-        law: Law,
+        law: SamplingParams,
         reserve_tokens: int,
         keep_features: bool,
         *,

@@ -12,12 +12,12 @@ from dspark.decoding.logprobs import token_logprobs
 from dspark.decoding.masking import Masks, Matcher
 from dspark.decoding.shaping import Shaper, law_problem
 from dspark.errors import DsparkError
-from dspark.types import Law, Refusal, RefusalReason, ScoredToken
+from dspark.types import Refusal, RefusalReason, SamplingParams, ScoredToken
 from verify_service.interface import Grammar
 from verify_service.sequences import CachedSequence, VerifyItem, failed, invalid
 
 
-def rule_problem(law: Law, vocab_size: int) -> Refusal | None:
+def rule_problem(law: SamplingParams, vocab_size: int) -> Refusal | None:
     """Whether this law can be judged on this vocabulary; every rule can."""
     problem = law_problem(law, vocab_size)
     return None if problem is None else invalid(f"law.{problem}")
@@ -57,7 +57,7 @@ def unready(state: CachedSequence) -> Refusal | None:
     return None
 
 
-def told(law: Law, logits: Tensor, token_ids: Sequence[int]) -> tuple[ScoredToken, ...]:
+def told(law: SamplingParams, logits: Tensor, token_ids: Sequence[int]) -> tuple[ScoredToken, ...]:
     """Log-probabilities of tokens that come next, from the leading rows of logits [m or more, V], if the law asks."""
     return () if law.logprobs is None else token_logprobs(logits[: len(token_ids)], token_ids, law.logprobs)
 

@@ -15,7 +15,7 @@ import torch
 
 from dspark.runtime.cost_grid import grid_of
 from dspark.runtime.cost_store import Curve, processor, stored_or_measured
-from dspark.types import NO_Q, Cursor, Law, SparseQ
+from dspark.types import NO_Q, Cursor, SamplingParams, SparseQ
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
 
@@ -29,7 +29,7 @@ PER_SEQUENCE = 8  # tokens of one sequence before a step is spread over more of 
 BUDGET_S = 5.0
 MOST_SWEEPS = 40
 LEAST_POINTS = 2
-_LAW = Law(temperature=0.0)
+_LAW = SamplingParams(temperature=0.0)
 
 
 def cost_curve(engine: VerifyEngine) -> Curve | None:

@@ -17,10 +17,10 @@ from dspark.decoding.sparse_q import validate_q
 from dspark.types import (
     NO_Q,
     Cursor,
-    Law,
     Refusal,
     RefusalReason,
     Rule,
+    SamplingParams,
     ScoredPrompt,
     ScoredToken,
     SparseQ,
@@ -59,7 +59,7 @@ class CachedSequence:
     sequence: int
     epoch: int
     owner: int  # the stream that opened it
-    law: Law
+    law: SamplingParams
     prompt_len: int  # tokens the prefill has to run
     capacity: int  # tokens it was announced to reach, in whole pages
     keep_features: bool

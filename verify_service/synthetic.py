@@ -21,7 +21,7 @@ from dspark.synthetic.law import SyntheticLaw
 from dspark.synthetic.pace import Pace
 from dspark.synthetic.rows import DTYPE, SyntheticRows, row_bytes
 from dspark.synthetic.spec import SyntheticSpec, load_spec
-from dspark.types import Constraint, Cursor, Law, Refusal, RefusalReason, ScoredPrompt, ScoredToken, Verdict
+from dspark.types import Constraint, Cursor, Refusal, RefusalReason, SamplingParams, ScoredPrompt, ScoredToken, Verdict
 from dspark.wire.orders import PackedRows
 from verify_service.config import VerifyConfig
 from verify_service.grammars.grammars import GrammarRefused
@@ -92,7 +92,7 @@ class SyntheticVerifyEngine:
     def open(
         self,
         cursor: Cursor,
-        law: Law,
+        law: SamplingParams,
         reserve_tokens: int,
         keep_features: bool,
         *,

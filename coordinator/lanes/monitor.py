@@ -22,7 +22,7 @@ import structlog
 
 from coordinator.lanes.sequential import log_wealth
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Draws, Law, Rule
+from dspark.types import Draws, Rule, SamplingParams
 
 log = structlog.get_logger("dspark.monitor")
 
@@ -50,7 +50,7 @@ class Monitor:
         self._limit = math.log(2.0 / false_alarm)
         self._versions: dict[str, _Version] = {}
 
-    def trusts(self, version: str, law: Law) -> bool:
+    def trusts(self, version: str, law: SamplingParams) -> bool:
         """Whether drafts of a version may be verified under this law."""
         known = self._versions.get(version)
         return known is None or not known.why or law.greedy or law.rule is Rule.COUPLED

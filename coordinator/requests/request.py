@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dspark.rounds.policy import Policy
-from dspark.types import Law
+from dspark.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Request:
 
     id: str
     prompt: tuple[int, ...]
-    law: Law
+    law: SamplingParams
     max_tokens: int
     policy: Policy
     stop_ids: frozenset[int] = frozenset()  # the target's own included, unless they are to be ignored

@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coordinator.requests.law import read_choices, read_law
 from coordinator.requests.request import Request
+from coordinator.requests.sampling_params import read_choices, read_sampling_params
 from dspark.errors import InvalidRequest
 from dspark.rounds.policy import Policy, parse_policy
 from dspark.types import Rule, scores_problem
@@ -105,7 +105,7 @@ def read_request(
     stops = _read_stops(params, limits.has_tokenizer)
     stop_ids = _read_stop_ids(params, limits)
     max_tokens = _read_max_tokens(params, len(prompt), limits)
-    law = read_law(
+    law = read_sampling_params(
         message,
         choose_rule(message, limits.rule),
         draw_seed,

@@ -20,7 +20,7 @@ from coordinator.simulation.scenario import Scenario, Span
 from dspark.errors import DsparkError
 from dspark.rounds.policy import parse_policy
 from dspark.synthetic.law import mix_one
-from dspark.types import Law
+from dspark.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class SimulatedLoad:
             seed=scenario.seed,
         )
         prompt, most = wanted.prompt, wanted.answer_tokens
-        law = Law(temperature=scenario.temperature, seed=scenario.seed + number)
+        law = SamplingParams(temperature=scenario.temperature, seed=scenario.seed + number)
         request = Request(f"r{number}", prompt, law, most, self._policy)
         log = CommitLog(prompt)
         answer = Answer(log, max_tokens=most)

@@ -27,7 +27,7 @@ from coordinator.workers.verifier_client import VerifierClient
 from dspark.errors import DsparkError
 from dspark.rounds.policy import Fixed, Off, Policy
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Law, Rule
+from dspark.types import Rule, SamplingParams
 
 PROMPT = 8  # tokens, where the context has room
 PLAIN_STEPS = 2
@@ -155,7 +155,7 @@ def _track(
     request = Request(
         id="warm-up",
         prompt=tuple(position % verifier.vocab_size for position in range(1, length + 1)),
-        law=Law(seed=secrets.randbits(64), rule=rule),
+        law=SamplingParams(seed=secrets.randbits(64), rule=rule),
         max_tokens=max(min(tokens, room - length), 1),
         policy=policy,
         cache_salt=f"warm-up {secrets.token_hex(8)}",  # nobody's prompt is found computed

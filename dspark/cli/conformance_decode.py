@@ -28,9 +28,9 @@ from dspark.cli.conformance_served import (
 )
 from dspark.errors import CheckpointError
 from dspark.model.family import Drafter
-from dspark.types import Block, Cursor, Law, SparseQ, Verdict
+from dspark.types import Block, Cursor, SamplingParams, SparseQ, Verdict
 
-GREEDY = Law(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 MARGIN = 2  # room past a last round that overshoots by a whole block
 TURNS = 2  # the second finds the prompts of the first in the prefix cache
 REST = 4  # the round before which a drafter has lost its context

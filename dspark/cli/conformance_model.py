@@ -21,7 +21,7 @@ from dspark.model.families import as_block
 from dspark.model.family import Drafter
 from dspark.model.target import TargetTaps
 from dspark.model.weights_file import read_file
-from dspark.types import Block, Cursor, Law
+from dspark.types import Block, Cursor, SamplingParams
 
 BLOCK_OUTPUTS = ("block_hidden", "base_logits", "corrected_logits")
 ROWS = 5  # of a context that come at a time
@@ -96,7 +96,7 @@ def _block_problems(
             rows, ids = draft.drafter.project(case["context_features"][0]), case["prompt_ids"][0].tolist()
             for start in range(0, length, ROWS):
                 served(draft.ingest(number, 1, start, ids[start : start + ROWS], rows[start : start + ROWS]))
-            items.append(DraftItem(cursor, anchor, features_through=length, law=Law(temperature=0.0)))
+            items.append(DraftItem(cursor, anchor, features_through=length, law=SamplingParams(temperature=0.0)))
         blocks = draft.draft(items)
         proposal, anchors = draft.propose(items, size)
         corrected, said = [], [anchors]

@@ -29,7 +29,7 @@ from dspark.decoding.sparse_q import validate_q as validate_q
 from dspark.decoding.token_rule import accept_probability as accept_probability
 from dspark.decoding.token_rule import judge_token
 from dspark.decoding.token_rule import token_rule as token_rule
-from dspark.types import Cursor, Law, Rule
+from dspark.types import Cursor, Rule, SamplingParams
 
 Verdicts = list[tuple[int, int]]  # (accepted, next token)
 
@@ -68,7 +68,7 @@ def judge(
     return verdicts
 
 
-def first_token(logits: Tensor, law: Law, cursor: Cursor, shaper: Shaper | None = None) -> int:
+def first_token(logits: Tensor, law: SamplingParams, cursor: Cursor, shaper: Shaper | None = None) -> int:
     """The token a prefill adds: logits [V] of its last position; cursor.committed_len counts the tokens it ran."""
     rows = shaped(logits.unsqueeze(0), [(0, (), shaper)])
     if law.greedy:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dspark.decoding.sampling import LawColumns, distribution
 from dspark.decoding.shaping import Shaper
-from dspark.types import Cursor, Law, SparseQ
+from dspark.types import Cursor, SamplingParams, SparseQ
 
 Spot = tuple["PackedCase", int]  # a sequence and a slot of it, from 0; the last slot is where the target adds one token
 
@@ -20,7 +20,7 @@ class PackedCase:
     """One sequence of a packed pass, `validate_q` passed: its rows start at `first_row`, the anchor's."""
 
     cursor: Cursor
-    law: Law
+    law: SamplingParams
     first_row: int
     draft_ids: Sequence[int]
     q: SparseQ

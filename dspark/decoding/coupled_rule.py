@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dspark.decoding.case import PackedCase, Spot, target_law
 from dspark.decoding.race import NEAR_TIE, times, winners
-from dspark.types import Cursor, Law
+from dspark.types import Cursor, SamplingParams
 
 AHEAD = 4  # rows raced at a time: few are run in vain, and starting a race is not free
 
@@ -53,7 +53,7 @@ def judge_coupled(
     return verdicts
 
 
-def first_coupled(probs: Tensor, law: Law, cursor: Cursor) -> int:
+def first_coupled(probs: Tensor, law: SamplingParams, cursor: Cursor) -> int:
     """The token after a prefill of cursor.committed_len tokens: probs [1, V]."""
     noise = times([law], [cursor.anchor_position + 1], probs.shape[-1], probs.device)
     return int(winners(probs, noise)[0])

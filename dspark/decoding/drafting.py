@@ -15,12 +15,12 @@ from torch import Tensor
 
 from dspark.decoding.race import times, times_of, winners
 from dspark.decoding.sampling import LawColumns, distribution, draft_uniforms, draw_sparse
-from dspark.types import Cursor, Law, Rule
+from dspark.types import Cursor, Rule, SamplingParams
 
 WHOLE = 16384  # n V up to which a CPU draws the noise of all tokens at once: as quick as K of them, slot by slot
 
 
-def coupled(law: Law) -> bool:
+def coupled(law: SamplingParams) -> bool:
     """Whether tokens are chosen by a race, so that no q is needed; greedy ones are not chosen by chance at all."""
     return law.rule is Rule.COUPLED and not law.greedy
 
@@ -29,7 +29,12 @@ class DraftNoise:
     """The noise of one cohort's blocks."""
 
     def __init__(
-        self, laws: Sequence[Law], cursors: Sequence[Cursor], slots: int, vocab: int, device: torch.device | str = "cpu"
+        self,
+        laws: Sequence[SamplingParams],
+        cursors: Sequence[Cursor],
+        slots: int,
+        vocab: int,
+        device: torch.device | str = "cpu",
     ) -> None:
         raced = [row for row, law in enumerate(laws) if coupled(law)]
         ratio = [row for row, law in enumerate(laws) if not coupled(law)]

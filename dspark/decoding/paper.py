@@ -17,7 +17,7 @@ from torch import Tensor
 from dspark.decoding.race import times, winners
 from dspark.decoding.ratio import residual
 from dspark.decoding.token_rule import accept_probability
-from dspark.types import Law, SparseQ
+from dspark.types import SamplingParams, SparseQ
 
 
 def token(p: Tensor, q: Tensor, prefix: Sequence[int], coin: Callable[[int], float]) -> tuple[int, Tensor]:
@@ -43,7 +43,7 @@ def block(p: Tensor, q: Tensor, prefix: Sequence[int], coin: Callable[[int], flo
     return 0, residual(p[0], q[0]) if prefix else p[0]
 
 
-def coupled(p: Tensor, prefix: Sequence[int], law: Law, position: int) -> tuple[int, int]:
+def coupled(p: Tensor, prefix: Sequence[int], law: SamplingParams, position: int) -> tuple[int, int]:
     """The target draws by itself from `position` on; the draft is right as long as it says the same."""
     for slot, row in enumerate(p):
         token = int(winners(row.unsqueeze(0), times([law], [position + slot], len(row)))[0])

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dspark.decoding.philox import LOW, MULTIPLIERS, ROUNDS, WEYL, Purpose, note, philox_array, recording
 from dspark.decoding.sampling import largest
-from dspark.types import Law, Rule
+from dspark.types import Rule, SamplingParams
 
 NEAR_TIE = 1e-4  # a lead below this, in nats, may fall the other way on another device or in another batch
 
@@ -30,7 +30,9 @@ _LANES = 4  # tokens that share one Philox block
 _SURE = 1.0 - 2.0**-53  # the largest uniform: a time is never 0
 
 
-def times(laws: Sequence[Law], positions: Sequence[int], vocab: int, device: torch.device | str = "cpu") -> Tensor:
+def times(
+    laws: Sequence[SamplingParams], positions: Sequence[int], vocab: int, device: torch.device | str = "cpu"
+) -> Tensor:
     """E of every token at these absolute positions: [n, V] float64."""
     groups = np.arange(-(-vocab // _LANES), dtype=np.uint64)[None, :]
     if torch.device(device).type == "cpu":
@@ -40,7 +42,7 @@ def times(laws: Sequence[Law], positions: Sequence[int], vocab: int, device: tor
     return _on_device(words).flatten(-2)[:, :vocab]
 
 
-def times_of(laws: Sequence[Law], positions: Sequence[int], ids: Tensor) -> Tensor:
+def times_of(laws: Sequence[SamplingParams], positions: Sequence[int], ids: Tensor) -> Tensor:
     """E of the tokens ids [n, K] alone: [n, K] float64, the very numbers of `times`."""
     if ids.device.type != "cpu":
         four = _on_device(_device_blocks(laws, positions, ids // _LANES))
@@ -62,7 +64,7 @@ def winners(probs: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
     return ids.squeeze(-1), torch.log(first.squeeze(-1) / second)
 
 
-def _keys(laws: Sequence[Law], positions: Sequence[int]) -> tuple[npt.NDArray[np.uint64], ...]:
+def _keys(laws: Sequence[SamplingParams], positions: Sequence[int]) -> tuple[npt.NDArray[np.uint64], ...]:
     """(seeds, choices, positions), each [n, 1]."""
     names = [(law.seed, law.choice, position) for law, position in zip(laws, positions, strict=True)]
     seeds, choices, places = np.array(names, np.uint64).reshape(-1, 3, 1).transpose(1, 0, 2)
@@ -72,7 +74,7 @@ def _keys(laws: Sequence[Law], positions: Sequence[int]) -> tuple[npt.NDArray[np
 
 
 def _blocks(
-    laws: Sequence[Law], positions: Sequence[int], groups: npt.NDArray[np.uint64]
+    laws: Sequence[SamplingParams], positions: Sequence[int], groups: npt.NDArray[np.uint64]
 ) -> tuple[npt.NDArray[np.uint64], ...]:
     """The four words of each group of tokens. Counter: position, group, purpose << 16 | rule << 24, choice."""
     seeds, choices, places = _keys(laws, positions)
@@ -105,7 +107,7 @@ def _on_device(words: tuple[Tensor, ...]) -> Tensor:
     return -((whole + 2.0**-33) * 2.0**-32).clamp_(max=_SURE).log_()
 
 
-def _device_blocks(laws: Sequence[Law], positions: Sequence[int], groups: Tensor) -> tuple[Tensor, ...]:
+def _device_blocks(laws: Sequence[SamplingParams], positions: Sequence[int], groups: Tensor) -> tuple[Tensor, ...]:
     """`_blocks` on an accelerator, in int64: a product wraps, but its 64 bits are the right ones."""
     seeds, choices, places = _keys(laws, positions)
     if recording():  # looking at the groups would wait for the device

@@ -21,7 +21,7 @@ from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.race import times_of, winners
 from dspark.decoding.sampling import LawColumns, distribution, draft_distribution, draw, draw_sparse
 from dspark.decoding.shaping import Shaper, shaped, shaped_last
-from dspark.types import NO_Q, Cursor, Law, Rule, SparseQ
+from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
 
 Target = Callable[[Sequence[int], int], Tensor]  # (tokens, rows) -> logits [rows, V] after each of the last `rows`
 Pick = Callable[[Tensor], int]  # logits [V] of the next slot -> the token drafted there
@@ -56,7 +56,7 @@ def generate(
     target: Target,
     drafter: Drafter,
     schedule: Schedule,
-    law: Law,
+    law: SamplingParams,
     *,
     max_tokens: int,
     stop_ids: Collection[int] = (),
@@ -81,7 +81,7 @@ def replay(
     prompt: Sequence[int],
     target: Target,
     rounds: Sequence[RecordedRound],
-    law: Law,
+    law: SamplingParams,
     *,
     max_tokens: int,
     stop_ids: Collection[int] = (),
@@ -103,13 +103,13 @@ def replay(
     return _cut(tokens[len(prompt) :], max_tokens, stop_ids)
 
 
-def _first(tokens: Sequence[int], target: Target, law: Law, epoch: int) -> int:
+def _first(tokens: Sequence[int], target: Target, law: SamplingParams, epoch: int) -> int:
     """The token a prefill of these adds."""
     return first_token(target(tokens, 1)[0], law, Cursor(0, epoch, 0, len(tokens)), Shaper.of(law, tokens))
 
 
 def _draft(
-    tokens: Sequence[int], drafter: Drafter, law: Law, entries: int, epoch: int
+    tokens: Sequence[int], drafter: Drafter, law: SamplingParams, entries: int, epoch: int
 ) -> tuple[tuple[int, ...], SparseQ, Sequence[float]]:
     """A block: what was picked slot by slot, from which distributions, and how sure the drafter is."""
     picked: list[int] = []
@@ -138,7 +138,7 @@ def _draft(
 
 
 def _verify(
-    tokens: Sequence[int], prefix: Sequence[int], q: SparseQ, target: Target, law: Law, epoch: int
+    tokens: Sequence[int], prefix: Sequence[int], q: SparseQ, target: Target, law: SamplingParams, epoch: int
 ) -> tuple[int, int]:
     """(accepted, next token): one target pass over the anchor and the prefix, then the law's rule."""
     logits = target([*tokens, *prefix], len(prefix) + 1)

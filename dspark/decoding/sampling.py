@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.philox import Purpose, uniforms
-from dspark.types import Cursor, Law
+from dspark.types import Cursor, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class LawColumns:
     min_p: Tensor | None = None  # [n, 1] float64; None where nobody asks for it
 
     @staticmethod
-    def of(laws: Sequence[Law], device: torch.device | str = "cpu") -> LawColumns:
+    def of(laws: Sequence[SamplingParams], device: torch.device | str = "cpu") -> LawColumns:
         """One row per law, or a single one when all shape their rows alike."""
         shapes = tuple((law.temperature, law.top_k, law.top_p, law.min_p) for law in laws)
         return _columns(shapes[:1] if len(set(shapes)) == 1 else shapes, device)
@@ -51,7 +51,7 @@ class LawColumns:
 @torch.inference_mode(mode=False)
 def _columns(shapes: tuple[tuple[float, int, float, float], ...], device: torch.device | str) -> LawColumns:
     """Of (temperature, top_k, top_p, min_p) per row."""
-    laws = [Law(temperature, top_p, top_k, min_p=min_p) for temperature, top_k, top_p, min_p in shapes]
+    laws = [SamplingParams(temperature, top_p, top_k, min_p=min_p) for temperature, top_k, top_p, min_p in shapes]
     greedy = [law.greedy for law in laws]
 
     def column(values: list[float], dtype: torch.dtype) -> Tensor:
@@ -158,7 +158,7 @@ def draw_sparse(ids: Tensor, probs: Tensor, u: Tensor) -> Tensor:
     return ids.gather(-1, draw(probs.double(), u).unsqueeze(-1)).squeeze(-1)
 
 
-def draft_uniforms(laws: Sequence[Law], cursors: Sequence[Cursor], slots: int) -> Tensor:
+def draft_uniforms(laws: Sequence[SamplingParams], cursors: Sequence[Cursor], slots: int) -> Tensor:
     """The draws of a cohort's drafts: [n, slots] float64; column k - 1 belongs to slot k."""
     rows = [
         (law.seed, law.choice, int(law.rule), cursor.epoch, cursor.anchor_position)

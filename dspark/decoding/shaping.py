@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dspark.types import Law
+from dspark.types import SamplingParams
 
 Floats = npt.NDArray[np.float32]
 FIRST_COLUMNS = 64
@@ -38,14 +38,14 @@ class Changes(NamedTuple):
 class Shaper:
     """The tokens of one sequence as its law counts them. Grows with the sequence; one thread at a time."""
 
-    def __init__(self, law: Law) -> None:
+    def __init__(self, law: SamplingParams) -> None:
         self.law = law
         self._ends = law.stop_token_ids if law.min_tokens else ()
         self._counts_tokens = law.penalises
         self._start_over()
 
     @staticmethod
-    def of(law: Law, tokens: Sequence[int]) -> Shaper | None:
+    def of(law: SamplingParams, tokens: Sequence[int]) -> Shaper | None:
         """After these tokens, the prompt included; None for a law that leaves logits alone."""
         return Shaper(law).follow(tokens) if law.shapes else None
 
@@ -138,7 +138,7 @@ def shaped_last(logits: Tensor, parts: Iterable[tuple[Sequence[int], Shaper | No
     return _changed(logits, changes)
 
 
-def law_problem(law: Law, vocab: int) -> str | None:
+def law_problem(law: SamplingParams, vocab: int) -> str | None:
     """Why this law cannot shape rows of this vocabulary, naming the field, or None."""
     if any(not 0 <= token < vocab for token, _ in law.logit_bias):
         return f"logit_bias: an id is not below the vocabulary size {vocab}"

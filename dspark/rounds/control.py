@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dspark.rounds.events import Acknowledged, Admit, DrafterEvent, Keep, Release, Released, Report
 from dspark.rounds.plan import Plan
-from dspark.types import Draws, Law, RefusalReason, ScoredPrompt, ScoredToken
+from dspark.types import Draws, RefusalReason, SamplingParams, ScoredPrompt, ScoredToken
 
 
 class Admission(NamedTuple):
@@ -24,7 +24,7 @@ class Admission(NamedTuple):
 
     admit: Admit  # prompt_len is the number of token_ids
     token_ids: Sequence[int]  # the prompt, and whatever of the answer was committed before
-    law: Law
+    law: SamplingParams
     longest: int  # tokens it will reach at most, prompt included
     keep_rows: bool  # keep projected feature rows for drafters to come
     cache_salt: str = ""  # prefixes are shared among equals

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dspark.synthetic.law import Ints, KeyPurpose, SyntheticLaw, keyed, uniform
-from dspark.types import NO_Q, Block, Cursor, Law, Rule, SparseQ
+from dspark.types import NO_Q, Block, Cursor, Rule, SamplingParams, SparseQ
 
 
 class BlockMaker:
@@ -28,7 +28,7 @@ class BlockMaker:
         self,
         *,
         cursors: Sequence[Cursor],
-        laws: Sequence[Law],
+        laws: Sequence[SamplingParams],
         first_tokens: Sequence[int],
         slots: Sequence[int],
         watermarks: Sequence[int],
@@ -54,7 +54,7 @@ class BlockMaker:
             blocks.append(Block(cursor, tuple(ids), tuple(sure), q, watermark=watermark))
         return blocks
 
-    def _q(self, ids: Ints, ranks: Ints, law: Law) -> SparseQ:
+    def _q(self, ids: Ints, ranks: Ints, law: SamplingParams) -> SparseQ:
         if law.rule is Rule.COUPLED:
             return NO_Q
         if law.greedy:

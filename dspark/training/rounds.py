@@ -24,7 +24,7 @@ from dspark.decoding.race import times
 from dspark.model.anchored import entries_at
 from dspark.model.family import Drafter, Entries
 from dspark.model.target import TargetTaps
-from dspark.types import Law, Rule
+from dspark.types import Rule, SamplingParams
 
 TOP_K_CUT = 64
 _FLOATS = 1 << 26  # logits that are held at a time
@@ -71,7 +71,7 @@ def sample(weights: Tensor, generator: torch.Generator) -> Tensor:
 
 def race_noise(seed: int, choice: int, positions: Sequence[int], vocab: int) -> Tensor:
     """Noise of the coupled rule at absolute positions of one text: [n, V] float64; `choice` tells texts apart."""
-    drawn = Law(seed=seed, choice=choice, rule=Rule.COUPLED)
+    drawn = SamplingParams(seed=seed, choice=choice, rule=Rule.COUPLED)
     return times([drawn] * len(positions), positions, vocab)
 
 

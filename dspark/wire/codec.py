@@ -24,10 +24,10 @@ from dspark.types import (
     MAX_REPETITION,
     Constraint,
     ConstraintKind,
-    Law,
     Refusal,
     RefusalReason,
     Rule,
+    SamplingParams,
     ScoredPrompt,
     ScoredToken,
 )
@@ -36,7 +36,7 @@ from dspark.wire.v1 import types_pb2
 MAX_ENDS = 1024  # ids that may not come before min_tokens
 
 
-def write_law(law: Law) -> types_pb2.Law:
+def write_law(law: SamplingParams) -> types_pb2.Law:
     message = types_pb2.Law(
         temperature=law.temperature,
         top_p=law.top_p,
@@ -51,7 +51,7 @@ def write_law(law: Law) -> types_pb2.Law:
     return message
 
 
-def _write_rest(law: Law, message: types_pb2.Law) -> None:
+def _write_rest(law: SamplingParams, message: types_pb2.Law) -> None:
     """The fields that most laws do without."""
     message.min_p = law.min_p
     if law.repetition_penalty != 1.0:
@@ -99,7 +99,7 @@ def read_constraint(message: types_pb2.Constraint) -> Constraint | None:
     return Constraint(kind, text)
 
 
-def read_law(message: types_pb2.Law) -> Law:
+def read_law(message: types_pb2.Law) -> SamplingParams:
     if not (math.isfinite(message.temperature) and message.temperature >= 0):
         raise PeerError("law.temperature: must be finite and not negative")
     if not 0 < message.top_p <= 1:
@@ -124,7 +124,7 @@ def read_law(message: types_pb2.Law) -> Law:
         raise PeerError(f"law.stop_token_ids: {len(message.stop_token_ids)} are over the limit of {MAX_ENDS}")
     if message.logprobs > MAX_LOGPROBS:
         raise PeerError(f"law.logprobs: {message.logprobs} are over the limit of {MAX_LOGPROBS}")
-    return Law(
+    return SamplingParams(
         temperature=message.temperature,
         top_p=message.top_p,
         top_k=message.top_k,

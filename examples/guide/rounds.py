@@ -9,7 +9,7 @@ from torch import Generator, Tensor, randn
 
 from dspark import plots
 from dspark.decoding import reference
-from dspark.types import Law, Rule
+from dspark.types import Rule, SamplingParams
 from guide.pair import PROMPT, Tour, agreeing
 
 
@@ -56,7 +56,7 @@ def nothing(_ids: Sequence[int], _pick: Callable[[Tensor], int]) -> list[float]:
 
 def the_loop(tour: Tour) -> str:
     """Draft, choose a prefix, verify, repeat."""
-    prompt, law = tour.tokenizer.encode(PROMPT), Law(temperature=0.0, rule=Rule.BLOCK)
+    prompt, law = tour.tokenizer.encode(PROMPT), SamplingParams(temperature=0.0, rule=Rule.BLOCK)
     run, plain = (
         reference.generate(prompt, tour.logits, drafter, whole, law, max_tokens=tour.tokens)
         for drafter in (tour.draft, nothing)
@@ -124,7 +124,7 @@ def _four_ways(tour: Tour, prompt: Sequence[int]) -> list[reference.ReferenceRun
     def odd(at: int, told: Sequence[float]) -> int:
         return at % len(told)
 
-    law = Law(temperature=1.0, rule=Rule.COUPLED, seed=7)
+    law = SamplingParams(temperature=1.0, rule=Rule.COUPLED, seed=7)
     return [
         reference.generate(prompt, tour.logits, drafter, schedule, law, max_tokens=tour.tokens // 2)
         for drafter, schedule in ((tour.draft, whole), (tour.draft, odd), (hostile, whole), (nothing, whole))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dspark.types import Cursor, Law, Refusal, SparseQ, Verdict
+from dspark.types import Cursor, Refusal, SamplingParams, SparseQ, Verdict
 from verify_service.engine import VerifyEngine
 from verify_service.interface import PromptPrefill
 from verify_service.sequences import VerifyItem
@@ -23,7 +23,7 @@ def prompt(count: int, seed: int) -> list[int]:
 
 def begin(engine: VerifyEngine, sequence: int, ids: list[int], prompt_len: int) -> None:
     """Opens a greedy sequence and lines its tokens up; `prompt_len` of them were the prompt."""
-    law = Law(temperature=0.0, prompt_len=prompt_len)
+    law = SamplingParams(temperature=0.0, prompt_len=prompt_len)
     assert engine.open(Cursor(sequence, 1, 0, len(ids)), law, len(ids) + 60, False, token_ids=ids) is None
     engine.line_up(PromptPrefill(sequence, 1, ids, False))
 

@@ -20,7 +20,7 @@ from dspark.rounds.control import Admission, DrafterAt
 from dspark.rounds.events import Acknowledged, Admit, How, Keep, Release
 from dspark.rounds.plan import Plan, PlanKind, Terms
 from dspark.runtime.channel import open_channel
-from dspark.types import Law
+from dspark.types import SamplingParams
 from dspark.wire import codec
 from dspark.wire.control_down import write_down
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc, types_pb2, verify_pb2_grpc
@@ -31,7 +31,7 @@ from faults.spoiler import Spoiler
 PROMPT = [3, 17, 90, 41, 5]
 WIDTH = 64  # of a feature row of the pair
 DEADLINE_S = 30.0  # a command without an answer for so long hangs
-GREEDY = Law(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 LONGEST = 450  # tokens of a neighbour's sequence
 ALONE = 10_000  # messages at the end of a crowd's, whose refusals are timed
 PLAN = Plan(1, Terms(PlanKind.OFF, 0))  # a round begins when the one before is acknowledged

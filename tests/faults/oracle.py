@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from dspark.decoding.race import NEAR_TIE, times, winners
 from dspark.decoding.sampling import LawColumns, distribution
 from dspark.decoding.shaping import Shaper, shaped
-from dspark.types import Law, Rule
+from dspark.types import Rule, SamplingParams
 from faults.pair import TARGET
 
 SLACK = 1e-3  # nats by which rounding may move a token over the edge of a truncation
@@ -47,7 +47,7 @@ def logits(tokens: Sequence[int], rows: int, target: Path = TARGET) -> torch.Ten
     return out[0, -rows:].float()
 
 
-def law_of(options: Mapping[str, Any], prompt_len: int, choice: int = 0) -> Law:
+def law_of(options: Mapping[str, Any], prompt_len: int, choice: int = 0) -> SamplingParams:
     """As workers read it: request fields travel as float32."""
     given = {name: _float32(value) for name, value in options.items() if name not in NOT_LAW}
     if "logit_bias" in given:
@@ -55,10 +55,10 @@ def law_of(options: Mapping[str, Any], prompt_len: int, choice: int = 0) -> Law:
     if "stop_token_ids" in given:
         given["stop_token_ids"] = tuple(sorted(given["stop_token_ids"]))
     rule = Rule[given.pop("rule", "coupled" if "seed" in given else "block").upper()]
-    return Law(**given, rule=rule, choice=choice, prompt_len=prompt_len)
+    return SamplingParams(**given, rule=rule, choice=choice, prompt_len=prompt_len)
 
 
-def examine(prompt: Sequence[int], answer: Sequence[int], law: Law, target: Path = TARGET) -> Finding:
+def examine(prompt: Sequence[int], answer: Sequence[int], law: SamplingParams, target: Path = TARGET) -> Finding:
     """Whether each token of the answer is the one, or one of those, that its law says."""
     if not answer:
         return Finding()
@@ -79,7 +79,7 @@ def examine(prompt: Sequence[int], answer: Sequence[int], law: Law, target: Path
     return Finding("", int(near.sum()))
 
 
-def _possible(answer: Sequence[int], rows: torch.Tensor, law: Law) -> Finding:
+def _possible(answer: Sequence[int], rows: torch.Tensor, law: SamplingParams) -> Finding:
     chances = distribution(rows, LawColumns.of([law]))
     scaled = rows.double() / law.temperature
     least = torch.where(chances > 0, scaled, torch.inf).amin(dim=-1)  # of what is kept

@@ -19,7 +19,7 @@ import torch
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.reference import RecordedRound, replay
 from dspark.model.checkpoint import load_projection
-from dspark.types import NO_Q, Law, Refusal, Rule, Verdict
+from dspark.types import NO_Q, Refusal, Rule, SamplingParams, Verdict
 from faults import oracle
 from faults.pair import DRAFTER
 
@@ -32,7 +32,7 @@ class Taken:
 
     sequence: int
     epoch: int
-    law: Law
+    law: SamplingParams
     ids: list[int]  # that were prefilled
     first: int | None = None
     rounds: dict[int, RecordedRound] = field(default_factory=dict)  # by the position of their anchor
@@ -62,7 +62,7 @@ class Tape:
         """Notes what this engine says from now on; changes nothing."""
         held: dict[int, Taken] = {}
 
-        def opened(call: Callable[..., Any], cursor: Any, law: Law, *args: Any, **more: Any) -> Any:
+        def opened(call: Callable[..., Any], cursor: Any, law: SamplingParams, *args: Any, **more: Any) -> Any:
             said = call(cursor, law, *args, **more)
             if said is None and more.get("token_ids") is not None:
                 held[cursor.sequence] = Taken(cursor.sequence, cursor.epoch, law, list(more["token_ids"]))
@@ -127,7 +127,7 @@ class Tape:
             return oracle.examine(prompt, answer, law).wrong
         return self._replayed(prompt, answer, law, mine) or next(filter(None, map(_drawn, mine)), "")
 
-    def _replayed(self, prompt: Sequence[int], answer: Sequence[int], law: Law, mine: list[Taken]) -> str:
+    def _replayed(self, prompt: Sequence[int], answer: Sequence[int], law: SamplingParams, mine: list[Taken]) -> str:
         rounds = _chain([*prompt, *answer], len(prompt), mine)
         if rounds is None:
             return "no recorded choices lead to it"

@@ -14,7 +14,7 @@ from conductor import Answer, Conductor, conducting, drafted_by, planned
 
 from dspark.decoding.reference import generate
 from dspark.rounds.plan import PlanKind
-from dspark.types import Law, Rule
+from dspark.types import Rule, SamplingParams
 from faults import oracle, pair
 from faults.boundaries import kinds
 from faults.plan import Action, Plan, once, storm
@@ -23,7 +23,7 @@ from faults.simulation import Simulation
 
 T = TypeVar("T")
 
-LAWS = (Law(temperature=0.0), Law(temperature=0.8, seed=7, rule=Rule.COUPLED))
+LAWS = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, seed=7, rule=Rule.COUPLED))
 ROOM = 40
 SPOKEN = sorted({kind for method, _, kind in kinds() if method.endswith(("/Rounds", "Features/Push"))})
 PLAN = planned(PlanKind.PRICE, 4, 0.2, window=2, cohorts=2)

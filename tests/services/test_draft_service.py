@@ -11,7 +11,7 @@ import torch
 from workers import drafter
 
 from dspark.runtime.channel import open_channel
-from dspark.types import Law, RefusalReason
+from dspark.types import RefusalReason, SamplingParams
 from dspark.wire import codec, tensors
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc
 
@@ -44,7 +44,7 @@ class Pusher:
             verifier_incarnation=4,
             projection=self._process.engine.projection,
         )
-        law = codec.write_law(Law(temperature=0.0))
+        law = codec.write_law(SamplingParams(temperature=0.0))
         opening = draft_pb2.OpenContext(sequence=sequence, epoch=epoch, reserve_tokens=200, law=law)
         await rounds.write(draft_pb2.RoundsCommand(hello=hello))
         await rounds.write(draft_pb2.RoundsCommand(open=opening))

@@ -24,7 +24,7 @@ from coordinator.config import CoordinatorConfig
 from dspark.client import AsyncClient
 from dspark.decoding.reference import RecordedRound, Target, replay
 from dspark.model.checkpoint import load_target
-from dspark.types import Law, Rule, Verdict
+from dspark.types import Rule, SamplingParams, Verdict
 
 pytestmark = pytest.mark.services
 
@@ -130,7 +130,7 @@ async def test_recorded_choices_replayed_by_the_reference_loop_give_the_same_tok
         # The wire carries float32 request fields.
         as_sent = {key: float(torch.tensor(v).item()) if isinstance(v, float) else v for key, v in law.items()}
         as_sent["rule"] = rule
-        key = Law(**as_sent, seed=1000 + index)
+        key = SamplingParams(**as_sent, seed=1000 + index)
         rounds = cell.rounds[1000 + index]
         assert tuple(answer) == replay(prompt, target, rounds, key, max_tokens=24, epoch=rounds[0].epoch)
 

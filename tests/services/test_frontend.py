@@ -34,7 +34,7 @@ from dspark.errors import ConfigError
 from dspark.errors import Overloaded as CutAsSlow
 from dspark.rounds.policy import Off
 from dspark.runtime.channel import auth_metadata, open_channel
-from dspark.types import Law
+from dspark.types import SamplingParams
 from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc, generate_pb2
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
@@ -349,7 +349,7 @@ async def test_a_client_that_does_not_read_is_cut_and_its_neighbours_go_on(pair:
         frontend = await cell.frontend()
         neighbour = asyncio.create_task(cell.client(frontend).complete([5, 6], max_tokens=200))
         message = generate_pb2.GenerateRequest(request_id="slow")
-        request = Request("slow", (1, 2), Law(), 256, Off())
+        request = Request("slow", (1, 2), SamplingParams(), 256, Off())
         outlet = OutputQueue(4)
         frontend.cell.submit(SubmitRequest(message, request, asyncio.get_running_loop().time(), 30.0), outlet)
         await until(lambda: frontend.metrics.value("slow_readers_cut_total"))

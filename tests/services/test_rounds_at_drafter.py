@@ -25,14 +25,14 @@ from dspark.runtime.channel import open_channel
 from dspark.runtime.identity import write_token
 from dspark.synthetic.law import SyntheticLaw
 from dspark.synthetic.rows import DTYPE, SyntheticRows, row_bytes
-from dspark.types import Block, Cursor, EmptyReason, Law, RefusalReason
+from dspark.types import Block, Cursor, EmptyReason, RefusalReason, SamplingParams
 from dspark.wire import codec, cohorts, orders
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc, types_pb2
 
 pytestmark = pytest.mark.services
 
 WIDTH, VOCAB, BLOCK = 1024, 500, 4
-GREEDY = Law(temperature=0.0, seed=3)
+GREEDY = SamplingParams(temperature=0.0, seed=3)
 VERIFIER = 77
 
 

@@ -26,7 +26,7 @@ from dspark.rounds.plan import Plan, PlanKind, SequencePlan
 from dspark.runtime.channel import open_channel
 from dspark.runtime.identity import write_token
 from dspark.synthetic.law import SyntheticLaw
-from dspark.types import Law, RefusalReason, Rule
+from dspark.types import RefusalReason, Rule, SamplingParams
 from dspark.wire.control_down import write_down
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 from verify_service import drafter_stream, drafters
@@ -39,8 +39,8 @@ from verify_service.synthetic_step import SyntheticStep
 pytestmark = pytest.mark.services
 
 VOCAB, BLOCK = 500, 4
-COUPLED = Law(temperature=1.0, seed=3, rule=Rule.COUPLED)
-SAMPLED = Law(temperature=1.0, seed=4, rule=Rule.TOKEN)
+COUPLED = SamplingParams(temperature=1.0, seed=3, rule=Rule.COUPLED)
+SAMPLED = SamplingParams(temperature=1.0, seed=4, rule=Rule.TOKEN)
 PLAN = planned(PlanKind.FIXED, BLOCK, window=2)
 
 
@@ -401,7 +401,7 @@ async def test_prompts_that_cannot_be_taken_are_refused_by_field(pair: str) -> N
     async with verifier(pair) as v, conducting(v, PLAN) as conductor:
         asked = [
             conductor.ask([VOCAB + 1, 6], SAMPLED, 10),
-            conductor.ask([5, 6], Law(temperature=-1.0), 10),
+            conductor.ask([5, 6], SamplingParams(temperature=-1.0), 10),
             conductor.ask([5, 6], SAMPLED, 10, prompt_logprobs=3),
             conductor.ask([5, 6], SAMPLED, 1 << 21),
         ]

@@ -22,12 +22,12 @@ from dspark.decoding.reference import Target, generate
 from dspark.model.checkpoint import load_target
 from dspark.rounds.events import How, Release, Why
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan
-from dspark.types import Law, Rule
+from dspark.types import Rule, SamplingParams
 
 pytestmark = pytest.mark.services
 
 PAIR = Path(__file__).parents[1] / "data" / "pair"
-GREEDY = Law(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 PLANS = {
     "off": planned(PlanKind.OFF, 0),
     "fixed": planned(PlanKind.FIXED, 3),
@@ -65,7 +65,9 @@ def prompts(count: int, vocab: int, longest: int = 40, seed: int = 5) -> list[li
     return [[rng.randrange(3, vocab) for _ in range(rng.randrange(4, longest))] for _ in range(count)]
 
 
-def truth(target: Target, prompt: Sequence[int], law: Law, room: int, stop_ids: Sequence[int] = ()) -> list[int]:
+def truth(
+    target: Target, prompt: Sequence[int], law: SamplingParams, room: int, stop_ids: Sequence[int] = ()
+) -> list[int]:
     run = generate(prompt, target, lambda tokens, pick: [], lambda *_: 0, law, max_tokens=room, stop_ids=stop_ids)
     return list(run.token_ids)
 
@@ -80,7 +82,11 @@ async def freed(cell: Cell) -> None:
 async def test_answers_are_those_of_the_reference_loop(cell: Cell, kind: str, window: int) -> None:
     vocab = cell.verifier.engine.target.vocab_size
     plan = Plan(1, PLANS[kind].terms, 1, window, 0.002)
-    laws = [GREEDY, Law(temperature=1.0, seed=11, rule=Rule.COUPLED), Law(temperature=0.7, seed=3, rule=Rule.COUPLED)]
+    laws = [
+        GREEDY,
+        SamplingParams(temperature=1.0, seed=11, rule=Rule.COUPLED),
+        SamplingParams(temperature=0.7, seed=3, rule=Rule.COUPLED),
+    ]
     async with conducting(cell.verifier, plan) as conductor:
         conductor.know(1, cell.drafter)
         if kind != "off":  # short answers would be over before the stream is there
@@ -166,7 +172,7 @@ class _Forgiving(list[Any]):
 
 async def test_sequences_settle_and_go_on_under_another_epoch(cell: Cell) -> None:
     vocab = cell.verifier.engine.target.vocab_size
-    law = Law(temperature=1.0, seed=8, rule=Rule.COUPLED)
+    law = SamplingParams(temperature=1.0, seed=8, rule=Rule.COUPLED)
     async with conducting(cell.verifier, planned(PlanKind.PRICE, window=2)) as conductor:
         conductor.know(1, cell.drafter)
         some = prompts(4, vocab)
@@ -214,7 +220,7 @@ async def test_stop_ids_end_an_answer_inside_what_was_accepted(cell: Cell) -> No
 
 async def test_log_probabilities_of_answers_and_prompts_are_told(cell: Cell) -> None:
     (prompt,) = prompts(1, cell.verifier.engine.target.vocab_size)
-    law = Law(temperature=0.0, logprobs=2)
+    law = SamplingParams(temperature=0.0, logprobs=2)
     async with conducting(cell.verifier, planned(PlanKind.FIXED, 5, window=2)) as conductor:
         conductor.know(1, cell.drafter)
         answer = conductor.ask(prompt, law, 20, drafter=1, prompt_logprobs=1)

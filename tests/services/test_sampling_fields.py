@@ -23,7 +23,7 @@ from dspark.client import AsyncClient, Chunk, Completion, Finished, ServerError
 from dspark.decoding.reference import RecordedRound, replay
 from dspark.decoding.shaping import Shaper
 from dspark.model.checkpoint import load_target
-from dspark.types import Law, Rule, Verdict
+from dspark.types import Rule, SamplingParams, Verdict
 
 pytestmark = pytest.mark.services
 
@@ -47,7 +47,7 @@ class Cell:
 
     def record(self, engine: Any) -> None:
         begin, end = engine.begin, engine.end
-        under_way: dict[int, list[tuple[Any, Law]]] = {}  # by step: items and their laws
+        under_way: dict[int, list[tuple[Any, SamplingParams]]] = {}  # by step: items and their laws
 
         def begun(items: Any) -> Any:
             step = begin(items)
@@ -124,7 +124,7 @@ async def test_recorded_choices_replayed_under_the_shaped_law_give_the_same_toke
         fields = {key: sent(v) if isinstance(v, float) else v for key, v in ASKED[name].items()}
         if "logit_bias" in fields:
             fields["logit_bias"] = tuple(sorted(fields["logit_bias"].items()))
-        law, rounds = Law(seed=100 + i, rule=Rule[rule.upper()], **fields), cell.rounds[100 + i, 0]
+        law, rounds = SamplingParams(seed=100 + i, rule=Rule[rule.upper()], **fields), cell.rounds[100 + i, 0]
         verified += sum(made.prefix for made in rounds)
         assert answer.token_ids == replay(PROMPT, cell.target, rounds, law, max_tokens=24, epoch=0), name
     assert verified > 0, "the drafter must have taken part"

@@ -14,7 +14,7 @@ from workers import drafter, verifier
 from dspark.model.checkpoint import load_target
 from dspark.rounds.plan import PlanKind
 from dspark.runtime.channel import open_channel
-from dspark.types import Law
+from dspark.types import SamplingParams
 from dspark.wire import codec
 from dspark.wire.v1 import types_pb2, verify_pb2_grpc
 
@@ -46,7 +46,7 @@ async def test_per_request_caches_give_the_same_tokens(golden_target: Path, gold
     ):
         assert (await described(v)).attention_path == "stateful"
         conductor.know(1, d)
-        asked = [conductor.ask(PROMPT, Law(temperature=0.0), 40, drafter=1) for _ in range(2)]
+        asked = [conductor.ask(PROMPT, SamplingParams(temperature=0.0), 40, drafter=1) for _ in range(2)]
         assert await conductor.tokens(*asked) == [expected, expected]
         assert sum(each.verified for answer in asked for each in answer.rounds) > 0
 

@@ -15,7 +15,7 @@ from typing import Any
 from google.protobuf.message_factory import GetMessageClass
 
 from benchmarks.row import Row, note
-from dspark.types import Law
+from dspark.types import SamplingParams
 from faults import oracle, pair
 from faults.attack import attack
 from faults.boundaries import methods
@@ -60,7 +60,7 @@ async def several(cell: SimulatedCell) -> list[Answer]:
     return answers
 
 
-GREEDY = Law(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 
 
 def hear(stories: int) -> dict[str, Any]:

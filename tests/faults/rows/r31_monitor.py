@@ -23,7 +23,7 @@ from benchmarks.row import Row, note
 from coordinator.lanes.monitor import FALSE_ALARM, Monitor
 from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Cursor, Law, Rule, SparseQ
+from dspark.types import Cursor, Rule, SamplingParams, SparseQ
 from faults.rows.program import arguments
 
 VOCAB, ENTRIES, SLOTS, SEQUENCES, TABLES = 128, 32, 7, 64, 96
@@ -122,7 +122,7 @@ def found_after(lie: Callable[[Tables], Floats], rule: Rule, most: int, seed: in
     logits = torch.from_numpy(tables.logits)
     ids, sent = tables.ids.astype("<u4"), tables.sent.astype("<f4")
     metrics = Metrics()
-    monitor, watch, law = Monitor(metrics), DrawsWatch(seed), Law(rule=rule)
+    monitor, watch, law = Monitor(metrics), DrawsWatch(seed), SamplingParams(rule=rule)
     draws = number = 0
     while draws < most and monitor.trusts("d", law):
         chosen = rng.integers(TABLES, size=(SEQUENCES, SLOTS + 1))
@@ -133,7 +133,7 @@ def found_after(lie: Callable[[Tables], Floats], rule: Rule, most: int, seed: in
         for row in range(SEQUENCES):
             tables_of = chosen[row, :SLOTS]
             q = SparseQ(ENTRIES, ids[tables_of].tobytes(), sent[tables_of].tobytes())
-            key = Law(rule=rule, seed=(seed << 40) + number)
+            key = SamplingParams(rule=rule, seed=(seed << 40) + number)
             cases.append(PackedCase(Cursor(row, 0, 1, 9), key, row * (SLOTS + 1), tokens[row], q))
             number += 1
         judge(logits[torch.from_numpy(chosen.ravel())], cases, watch=watch)

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.pair import DOMAINS, shipped_pair
 from benchmarks.row import Row, note
 from dspark.client import AsyncClient
-from dspark.types import Law
+from dspark.types import SamplingParams
 from faults import oracle
 from faults.processes import FaultCell
 from faults.rows.program import arguments
@@ -45,7 +45,7 @@ async def ask(endpoint: str, prompts: list[list[int]], policy: str) -> tuple[Ans
 def judge(prompts: list[list[int]], answers: Answers, target: Path) -> tuple[list[str], int]:
     """(what is wrong, near-ties)."""
     found = [
-        oracle.examine(prompt, answer, Law(temperature=0.0, prompt_len=len(prompt)), target)
+        oracle.examine(prompt, answer, SamplingParams(temperature=0.0, prompt_len=len(prompt)), target)
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
     return [each.wrong for each in found if each.wrong], sum(each.near_ties for each in found)

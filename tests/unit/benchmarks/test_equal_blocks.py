@@ -11,7 +11,7 @@ from benchmarks.equal_blocks import committed, laws_behind
 from dspark.decoding.block_rule import block_rule
 from dspark.decoding.race import times, winners
 from dspark.decoding.token_rule import token_rule
-from dspark.types import Block, Cursor, Law, Rule, SparseQ
+from dspark.types import Block, Cursor, Rule, SamplingParams, SparseQ
 
 VOCAB, SLOTS, DRAWS = 6, 4, 4000
 AT = Cursor(1, 1, 1, 11)
@@ -35,7 +35,7 @@ def test_the_worth_is_the_mean_over_the_coins(rule: Rule, judge: object) -> None
         q = block.q.arrays()
         kept = [judge(probs, block.token_ids, q, coin, 0.5)[0] for coin in coins]
         error = np.std(kept) / len(kept) ** 0.5
-        assert committed(block, probs, Law(rule=rule), AT.anchor_position) == pytest.approx(
+        assert committed(block, probs, SamplingParams(rule=rule), AT.anchor_position) == pytest.approx(
             1 + np.mean(kept), abs=4.5 * error + 1e-9
         )
 
@@ -46,7 +46,7 @@ def test_block_verification_is_never_worth_less_on_average() -> None:
     for _ in range(100):
         block, probs = _block(rng)
         for rule in worth:
-            worth[rule] += committed(block, probs, Law(rule=rule), AT.anchor_position)
+            worth[rule] += committed(block, probs, SamplingParams(rule=rule), AT.anchor_position)
     assert worth[Rule.BLOCK] > worth[Rule.TOKEN]
 
 
@@ -54,8 +54,8 @@ def test_without_coins_the_leading_agreement_counts() -> None:
     _, probs = _block(np.random.default_rng(2))
     said = probs.argmax(-1).tolist()
     agreeing = Block(AT, (said[0], said[1], (said[2] + 1) % VOCAB, said[3]))
-    assert committed(agreeing, probs, Law(0.0), 10) == 3.0
-    law = Law(rule=Rule.COUPLED, seed=5)
+    assert committed(agreeing, probs, SamplingParams(0.0), 10) == 3.0
+    law = SamplingParams(rule=Rule.COUPLED, seed=5)
     raced = winners(probs, times([law] * 5, [11, 12, 13, 14, 15], VOCAB))[0].tolist()
     assert committed(Block(AT, tuple(raced[:4])), probs, law, 10) == 5.0
 
@@ -64,7 +64,7 @@ def test_one_pass_over_many_blocks_says_what_a_pass_over_each_says() -> None:
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
     model = Qwen3ForCausalLM(Qwen3Config(vocab_size=50, num_hidden_layers=2, head_dim=16, **shape)).eval()
-    tokens, blocks, law = [3, 1, 4, 1, 5], [(9, 2, 6), (9, 2, 7), (8,)], Law(1.0, top_k=20)
+    tokens, blocks, law = [3, 1, 4, 1, 5], [(9, 2, 6), (9, 2, 7), (8,)], SamplingParams(1.0, top_k=20)
     together = laws_behind(model, tokens, blocks, law)
     for block, probs in zip(blocks, together, strict=True):
         (alone,) = laws_behind(model, [*tokens, *block], [()], law)

@@ -18,11 +18,11 @@ from coordinator.requests.request import Request
 from dspark.errors import InvalidRequest, Overloaded, PeerError
 from dspark.rounds.control import Admission, PassReport, Up
 from dspark.rounds.policy import Fixed
-from dspark.types import Law, ScoredToken
+from dspark.types import SamplingParams, ScoredToken
 
 
 def ask(cell: RoundsCell, choices: int, name: str = "r", max_tokens: int = 8, **law: Any) -> list[RequestState]:
-    return cell.submit(Request(name, (5, 6), Law(0.0, **law), max_tokens, Fixed(3), choices=choices))
+    return cell.submit(Request(name, (5, 6), SamplingParams(0.0, **law), max_tokens, Fixed(3), choices=choices))
 
 
 def prompts(cell: RoundsCell) -> int:

@@ -12,7 +12,7 @@ from coordinator.cells.journal_file import JournalFile
 from coordinator.requests.request import Request
 from dspark.rounds.policy import Off
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Law
+from dspark.types import SamplingParams
 
 
 def _journal(folder: Path) -> Journal:
@@ -21,7 +21,7 @@ def _journal(folder: Path) -> Journal:
 
 
 def _request() -> Request:
-    return Request("r", (1, 2), Law(seed=5), 8, Off(), choices=2)
+    return Request("r", (1, 2), SamplingParams(seed=5), 8, Off(), choices=2)
 
 
 def _read(folder: Path) -> Entry:

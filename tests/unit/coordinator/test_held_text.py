@@ -9,13 +9,13 @@ from coordinator.answers.answer import CommittedTokens, End, Reason
 from coordinator.reception.output_processor import OutputChunk, OutputProcessor
 from coordinator.requests.request import Request
 from dspark.rounds.policy import Off
-from dspark.types import Law, ScoredToken
+from dspark.types import SamplingParams, ScoredToken
 
 TEXTS = st.text(alphabet="aéb€\U0001f600 .", max_size=12)
 
 
 def reader(stops: tuple[str, ...], held: int) -> OutputProcessor:
-    request = Request("r", tuple(PROMPT), Law(), 99, Off(), stops=stops)
+    request = Request("r", tuple(PROMPT), SamplingParams(), 99, Off(), stops=stops)
     return OutputProcessor(request, lambda: TOKENIZER.stream(PROMPT, skip_special=True), 100.0, (held,) if held else ())
 
 

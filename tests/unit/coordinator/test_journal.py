@@ -13,11 +13,13 @@ from coordinator.requests.request import Request
 from dspark.errors import ConfigError
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Law, ScoredToken
+from dspark.types import SamplingParams, ScoredToken
 
 
 def request(name: str = "r", *, seed: int = 7, choices: int = 1, prompt: tuple[int, ...] = (5, 6)) -> Request:
-    return Request(name, prompt, Law(temperature=0.7, seed=seed), 100, parse_policy("adaptive"), choices=choices)
+    return Request(
+        name, prompt, SamplingParams(temperature=0.7, seed=seed), 100, parse_policy("adaptive"), choices=choices
+    )
 
 
 class Hand:
@@ -202,7 +204,7 @@ def test_a_disk_that_fails_is_said_once_and_answers_go_on(tmp_path: Path) -> Non
     [
         request(prompt=(5, 7)),
         request(choices=2),
-        Request("r", (5, 6), Law(), 100, parse_policy("adaptive")),
+        Request("r", (5, 6), SamplingParams(), 100, parse_policy("adaptive")),
         replace(request(), cache_salt="another"),
         replace(request(), stop_ids=frozenset({2})),
         replace(request(), max_tokens=101),

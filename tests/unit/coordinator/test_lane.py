@@ -22,7 +22,7 @@ from dspark.rounds.control import Admission, DrafterAt, PassReport, Refused, Up,
 from dspark.rounds.events import Acknowledged, DrafterEvent, How, Release, Released, Why
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan
 from dspark.rounds.policy import parse_policy
-from dspark.types import Draws, Law, RefusalReason
+from dspark.types import Draws, RefusalReason, SamplingParams
 
 POLICIES = ("adaptive", "fixed:1", "fixed:3", "threshold:0.5", "off")
 
@@ -158,7 +158,7 @@ def test_prefills_go_a_few_at_a_time_in_order() -> None:
 
 def test_answers_of_one_request_wait_for_the_first_one_s_prompt() -> None:
     async def tell(cell: RoundsCell) -> None:
-        request = Request("n", (7, 8, 9), Law(temperature=0.0), 9, parse_policy("adaptive"), choices=3)
+        request = Request("n", (7, 8, 9), SamplingParams(temperature=0.0), 9, parse_policy("adaptive"), choices=3)
         tracks = cell.submit(request)
         other = cell.ask((1, 2), max_tokens=9)
         await asyncio.sleep(0.0001)
@@ -172,7 +172,7 @@ def test_answers_of_one_request_wait_for_the_first_one_s_prompt() -> None:
 
 def test_siblings_do_not_wait_for_a_first_that_left() -> None:
     async def tell(cell: RoundsCell) -> None:
-        request = Request("n", (7, 8, 9), Law(temperature=0.0), 9, parse_policy("adaptive"), choices=2)
+        request = Request("n", (7, 8, 9), SamplingParams(temperature=0.0), 9, parse_policy("adaptive"), choices=2)
         first, second = cell.submit(request)
         await asyncio.sleep(0.0001)
         cell.admission.finish(first)
@@ -367,7 +367,7 @@ def test_a_verifier_that_says_what_cannot_be_ends_that_request_and_no_other(lie:
 
 def test_a_token_without_its_log_probability_ends_the_request() -> None:
     async def tell(cell: RoundsCell) -> None:
-        track = cell.ask(law=Law(temperature=0.0, logprobs=0))
+        track = cell.ask(law=SamplingParams(temperature=0.0, logprobs=0))
         await cell.finish(track)
         with pytest.raises(PeerError, match="without its log-probability"):
             await read(track)
@@ -503,7 +503,7 @@ def test_a_silent_drafter_costs_a_deadline_and_its_sequences_go_to_another_one()
 
 def test_a_distrusted_drafter_drafts_no_more_under_the_ratio_rules() -> None:
     async def tell(cell: RoundsCell) -> None:
-        exact, ratio = cell.ask(max_tokens=150), cell.ask((7, 3), max_tokens=150, law=Law(temperature=1.0))
+        exact, ratio = cell.ask(max_tokens=150), cell.ask((7, 3), max_tokens=150, law=SamplingParams(temperature=1.0))
         await asyncio.sleep(0.05)
         assert ratio.drafter is not None
         places = (1 << 20, *[0] * 63)

@@ -24,7 +24,7 @@ from coordinator.queue.scheduler import QueueBounds
 from coordinator.simulation.pair import SimulatedBlock, SimulatedContext
 from dspark.decoding import reference
 from dspark.decoding.reference import Pick, RecordedRound
-from dspark.types import Law, Rule, SparseQ
+from dspark.types import Rule, SamplingParams, SparseQ
 
 VOCAB, SLOTS, MOST = 97, 4, 40
 PROMPTS = [(5, 6), (8, 9, 1), (3,), tuple(range(20))]
@@ -63,7 +63,7 @@ class ReferencePair:
         self._blocks: dict[int, tuple[tuple[int, ...], SparseQ]] = {}
 
     @staticmethod
-    def _law(held: SimulatedContext) -> Law:
+    def _law(held: SimulatedContext) -> SamplingParams:
         return replace(held.admission.law, prompt_len=len(PROMPTS[held.admission.law.seed % len(PROMPTS)]))
 
     def admitted(self, held: SimulatedContext) -> None:
@@ -103,7 +103,7 @@ class ReferencePair:
         return drawn
 
 
-async def _troubled(cell: RoundsCell, law: Law, policy: str) -> list[RequestState]:
+async def _troubled(cell: RoundsCell, law: SamplingParams, policy: str) -> list[RequestState]:
     """A verifier is killed, another drains, a drafter is lost and one comes, and pages run out."""
     tracks = [
         cell.ask(prompt, max_tokens=MOST, policy=policy, law=replace(law, seed=number))
@@ -129,15 +129,17 @@ async def _troubled(cell: RoundsCell, law: Law, policy: str) -> list[RequestStat
 @pytest.mark.parametrize(
     "law",
     [
-        Law(temperature=0.0, rule=Rule.BLOCK),
-        Law(temperature=0.0, rule=Rule.TOKEN),
-        Law(temperature=1.0, rule=Rule.COUPLED),
-        Law(temperature=1.0, rule=Rule.BLOCK),
-        Law(temperature=0.8, top_k=20, rule=Rule.TOKEN),
+        SamplingParams(temperature=0.0, rule=Rule.BLOCK),
+        SamplingParams(temperature=0.0, rule=Rule.TOKEN),
+        SamplingParams(temperature=1.0, rule=Rule.COUPLED),
+        SamplingParams(temperature=1.0, rule=Rule.BLOCK),
+        SamplingParams(temperature=0.8, top_k=20, rule=Rule.TOKEN),
     ],
     ids=lambda law: f"{law.rule.name.lower()}-{law.temperature}",
 )
-def test_committed_ids_are_those_of_the_one_page_loop(law: Law, policy: str, window: int, cohorts: int) -> None:
+def test_committed_ids_are_those_of_the_one_page_loop(
+    law: SamplingParams, policy: str, window: int, cohorts: int
+) -> None:
     pair = ReferencePair()
 
     async def tell(cell: RoundsCell) -> tuple[list[RequestState], float]:

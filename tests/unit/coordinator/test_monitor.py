@@ -7,10 +7,10 @@ import pytest
 
 from coordinator.lanes.monitor import LOOK_EVERY, VERSIONS, WINDOW, Monitor
 from dspark.runtime.telemetry import Metrics
-from dspark.types import PLACES, Draws, Law, Rule
+from dspark.types import PLACES, Draws, Rule, SamplingParams
 
-BLOCK, TOKEN = Law(rule=Rule.BLOCK), Law(rule=Rule.TOKEN)
-SAFE = (Law(rule=Rule.COUPLED), Law(temperature=0.0, rule=Rule.BLOCK))
+BLOCK, TOKEN = SamplingParams(rule=Rule.BLOCK), SamplingParams(rule=Rule.TOKEN)
+SAFE = (SamplingParams(rule=Rule.COUPLED), SamplingParams(temperature=0.0, rule=Rule.BLOCK))
 
 
 def even(version: str, slots: int, drift: float = 0.0) -> Draws:

@@ -10,7 +10,7 @@ from coordinator.reception.output_processor import OutputChunk, OutputProcessor,
 from coordinator.reception.tokenizer import Tokenizer
 from coordinator.requests.request import Request
 from dspark.rounds.policy import Off
-from dspark.types import Law, ScoredToken
+from dspark.types import SamplingParams, ScoredToken
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -32,7 +32,7 @@ class Told:
     """Pieces as a lane would pass them on, and what is shown of them."""
 
     def __init__(self, max_tokens: int = 99, stop_ids: frozenset[int] = frozenset(), **more: object) -> None:
-        law = Law(min_tokens=more.pop("min_tokens", 0))  # type: ignore[arg-type]
+        law = SamplingParams(min_tokens=more.pop("min_tokens", 0))  # type: ignore[arg-type]
         request = Request("r", tuple(PROMPT), law, max_tokens, Off(), stop_ids=stop_ids, **more)  # type: ignore[arg-type]
         self.reader = OutputProcessor(request, lambda: TOKENIZER.stream(PROMPT, skip_special=True), 100.0)
         self.reading = self.reader.answers[0]
@@ -174,7 +174,7 @@ def test_what_was_waiting_becomes_one_message_per_answer() -> None:
 
 
 def test_several_answers_are_kept_apart() -> None:
-    request = Request("r", (1,), Law(), 9, Off(), choices=2)
+    request = Request("r", (1,), SamplingParams(), 9, Off(), choices=2)
     reader = OutputProcessor(request, lambda: None, 0.0)
     pieces = [
         CommittedTokens((5,), None, 0),

@@ -21,7 +21,7 @@ from dspark.errors import InvalidRequest, RequestCancelled
 from dspark.rounds.control import Admission, PassReport, Up
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Law, Rule, ScoredToken
+from dspark.types import Rule, SamplingParams, ScoredToken
 from dspark.wire.v1 import generate_pb2
 
 PROMPT, TOKENS = (5, 6), 40
@@ -37,14 +37,21 @@ class Desk:
         self.shown: dict[int, list[int]] = {}
 
     def ask(
-        self, *, law: Law | None = None, offsets: tuple[int, ...] | None = None, choices: int = 1, seeded: bool = False
+        self,
+        *,
+        law: SamplingParams | None = None,
+        offsets: tuple[int, ...] | None = None,
+        choices: int = 1,
+        seeded: bool = False,
     ) -> tuple[OutputProcessor, OutputQueue, LocalHandle]:
         message = generate_pb2.GenerateRequest(request_id="r")
         if seeded:
             message.sampling_params.seed = 3
         if offsets is not None:
             message.resume.offsets.extend(offsets)
-        request = Request("r", PROMPT, law or Law(temperature=0.0), TOKENS, parse_policy("adaptive"), choices=choices)
+        request = Request(
+            "r", PROMPT, law or SamplingParams(temperature=0.0), TOKENS, parse_policy("adaptive"), choices=choices
+        )
         outlet = OutputQueue(64, choices)
         reader = OutputProcessor(request, lambda: None, 0.0, offsets or ())
         return reader, outlet, self.cell.submit(SubmitRequest(message, request, 0.0, 60.0), outlet)
@@ -74,7 +81,7 @@ def in_memory() -> Journal:
     return Journal(None, keep_s=60.0, metrics=Metrics())
 
 
-SAMPLED = Law(temperature=0.8, seed=99, rule=Rule.BLOCK)  # the toy target says the same under any law
+SAMPLED = SamplingParams(temperature=0.8, seed=99, rule=Rule.BLOCK)  # the toy target says the same under any law
 
 
 @pytest.mark.parametrize("held", [1, 2, 11, 39])
@@ -246,10 +253,11 @@ async def test_a_running_request_is_taken_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("law", "seeded"), [(Law(temperature=0.0), False), (Law(temperature=1.0, seed=3, rule=Rule.COUPLED), True)]
+    ("law", "seeded"),
+    [(SamplingParams(temperature=0.0), False), (SamplingParams(temperature=1.0, seed=3, rule=Rule.COUPLED), True)],
 )
 @virtual
-async def test_without_a_journal_repeatable_answers_are_computed_anew(law: Law, seeded: bool) -> None:
+async def test_without_a_journal_repeatable_answers_are_computed_anew(law: SamplingParams, seeded: bool) -> None:
     desk = Desk(None)
     desk.shown = {0: EXPECTED[:17]}
     reader, outlet, _ = desk.ask(law=law, seeded=seeded, offsets=(17,))
@@ -264,10 +272,12 @@ async def test_what_cannot_be_resumed_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
         desk.ask(law=SAMPLED, offsets=(3,))
     with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
-        desk.ask(law=Law(temperature=1.0, seed=3, rule=Rule.COUPLED), offsets=(3,))  # a seed nobody else knows
+        desk.ask(
+            law=SamplingParams(temperature=1.0, seed=3, rule=Rule.COUPLED), offsets=(3,)
+        )  # a seed nobody else knows
     with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
         desk.ask(
-            law=Law(temperature=1.0, seed=3, rule=Rule.BLOCK), seeded=True, offsets=(3,)
+            law=SamplingParams(temperature=1.0, seed=3, rule=Rule.BLOCK), seeded=True, offsets=(3,)
         )  # its drafts are not known
     reader, outlet, _ = desk.ask(law=SAMPLED)
     await desk.read(reader, outlet, at_least=3)
@@ -286,7 +296,7 @@ async def test_what_cannot_be_resumed_is_refused_by_name() -> None:
 @virtual
 async def test_a_tenant_s_request_runs_under_its_tenant_s_names() -> None:
     desk = Desk(in_memory())
-    request = Request("r", PROMPT, Law(0.0), TOKENS, parse_policy("adaptive"), cache_salt="s", tenant="acme")
+    request = Request("r", PROMPT, SamplingParams(0.0), TOKENS, parse_policy("adaptive"), cache_salt="s", tenant="acme")
     message = generate_pb2.GenerateRequest(request_id="r")
     call = desk.cell.submit(SubmitRequest(message, request, 0.0, 60.0), OutputQueue(64))
     await asyncio.sleep(0.1)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from coordinator.requests.request import Request, inside, outside, owned
 from dspark.rounds.policy import Off
-from dspark.types import Law
+from dspark.types import SamplingParams
 
 TENANTS = st.from_regex(r"[A-Za-z0-9._-]{0,64}", fullmatch=True)
 NAMES = st.one_of(st.text(max_size=20), st.builds("/".join, st.lists(st.sampled_from(["", "a", "b"]), max_size=4)))
@@ -27,7 +27,7 @@ def test_without_tenants_names_are_what_clients_call_them() -> None:
 
 
 def test_a_request_s_id_and_salt_are_its_tenant_s() -> None:
-    request = Request("r", (5, 6), Law(), 9, Off(), cache_salt="s", tenant="acme")
+    request = Request("r", (5, 6), SamplingParams(), 9, Off(), cache_salt="s", tenant="acme")
     assert (owned(request).id, owned(request).cache_salt) == ("acme/r", "acme/s")
-    plain = Request("r", (5, 6), Law(), 9, Off(), cache_salt="s")
+    plain = Request("r", (5, 6), SamplingParams(), 9, Off(), cache_salt="s")
     assert (owned(plain).id, owned(plain).cache_salt) == ("r", "s")

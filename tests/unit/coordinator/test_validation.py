@@ -7,7 +7,7 @@ from coordinator.requests.request import Request
 from coordinator.requests.validation import Limits, parse_rule, read_request, read_resume
 from dspark.errors import InvalidRequest, Unsupported
 from dspark.rounds.policy import Adaptive, Fixed
-from dspark.types import Law, Rule
+from dspark.types import Rule, SamplingParams
 from dspark.wire.v1 import generate_pb2 as g
 
 LIMITS = Limits(100, 50, 40, (1,), False, Adaptive())
@@ -27,7 +27,7 @@ def test_what_is_absent_takes_the_default() -> None:
     assert read(ask()) == Request(
         id="made-up",
         prompt=(5, 6),
-        law=Law(1.0, 1.0, 0, 42, 0, Rule.BLOCK, prompt_len=2),
+        law=SamplingParams(1.0, 1.0, 0, 42, 0, Rule.BLOCK, prompt_len=2),
         max_tokens=38,
         policy=Adaptive(),
         stop_ids=frozenset({1}),
@@ -39,7 +39,7 @@ def test_what_is_given_is_taken() -> None:
     message.request_id = "mine"
     message.speculation.policy = "fixed:2"
     request = read(message)
-    law = Law(0.5, 0.25, 9, 3, rule=Rule.COUPLED, prompt_len=2)
+    law = SamplingParams(0.5, 0.25, 9, 3, rule=Rule.COUPLED, prompt_len=2)
     assert (request.id, request.law, request.max_tokens) == ("mine", law, 5)
     assert (request.policy, request.stop_ids) == (Fixed(2), frozenset({4}))
 
@@ -123,7 +123,7 @@ SHAPED = {
 
 def test_what_shapes_the_law_is_taken_as_it_is_sent() -> None:
     law = read(ask(**SHAPED, max_tokens=5, stop_token_ids=[9, 4])).law
-    assert law == Law(
+    assert law == SamplingParams(
         seed=42,
         rule=LIMITS.rule,
         min_p=0.25,
@@ -159,7 +159,7 @@ def test_ids_that_end_an_answer_are_told_to_nobody_without_a_least_length() -> N
 )
 def test_neutral_values_make_a_plain_law(params: dict[str, object]) -> None:
     request = read(ask(**params))
-    assert (request.law, request.choices) == (Law(seed=42, rule=LIMITS.rule, prompt_len=2), 1)
+    assert (request.law, request.choices) == (SamplingParams(seed=42, rule=LIMITS.rule, prompt_len=2), 1)
     assert request.law.plain
 
 
@@ -215,11 +215,11 @@ def under(rule: int, **params: object) -> g.GenerateRequest:
 @pytest.mark.parametrize("rule", list(Rule))
 def test_a_named_rule_wins_with_a_seed_or_without(rule: Rule) -> None:
     assert read(under(rule)).law.rule is rule
-    assert read(under(rule, seed=5)).law == Law(seed=5, rule=rule, prompt_len=2)
+    assert read(under(rule, seed=5)).law == SamplingParams(seed=5, rule=rule, prompt_len=2)
 
 
 def test_a_seed_alone_asks_for_the_coupled_rule_and_nothing_for_the_deployment_s() -> None:
-    assert read(ask(seed=5)).law == Law(seed=5, rule=Rule.COUPLED, prompt_len=2)
+    assert read(ask(seed=5)).law == SamplingParams(seed=5, rule=Rule.COUPLED, prompt_len=2)
     for rule in Rule:
         limits = replace(LIMITS, rule=rule)
         assert read(ask(), limits=limits).law.rule is rule

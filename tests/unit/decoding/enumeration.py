@@ -27,7 +27,7 @@ from dspark.decoding.sampling import LawColumns, distribution, draft_distributio
 from dspark.decoding.slots import Slots
 from dspark.rounds.plan import NO_CAP, PlanKind, Terms, prefixes
 from dspark.rounds.policy import Fixed, Policy, Threshold
-from dspark.types import Law
+from dspark.types import SamplingParams
 
 Floats = npt.NDArray[np.float64]
 Tokens = tuple[int, ...]
@@ -353,7 +353,7 @@ def _holes(rng: np.random.Generator, probs: Floats) -> Floats:
 
 def _of_logits(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -> tuple[Floats, Floats]:
     """Both sides through the product's own code: a random law, a draft cut to fewer entries than the vocabulary."""
-    law = Law(
+    law = SamplingParams(
         temperature=float(rng.choice([2e-5, 0.5, 1.0, 3.0, 6.0])),
         top_p=float(rng.choice([1.0, 1.0, 0.8, 0.5])),
         top_k=int(rng.choice([0, 0, 2, 9])),

@@ -24,7 +24,7 @@ from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.race import times, winners
 from dspark.decoding.ratio import slots_of
 from dspark.decoding.sampling import LawColumns, distribution, draft_distribution, draw, draw_sparse
-from dspark.types import NO_Q, Cursor, Law, Rule, SparseQ
+from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
 
 LAST = 1.0 - 2.0**-53
 VOCAB = 50
@@ -116,7 +116,10 @@ def test_the_very_numbers_that_were_sent_are_weighed() -> None:
     sent = rng.random((2, 3, 5)).astype(np.float32)
     ids = np.array([rng.permutation(9)[:5] for _ in range(6)], np.uint32).reshape(2, 3, 5)
     drafts = ids[:, :, 0].tolist()
-    cases = [PackedCase(Cursor(k, 1, 1, 9), Law(), 4 * k, drafts[k], SparseQ.of(ids[k], sent[k])) for k in range(2)]
+    cases = [
+        PackedCase(Cursor(k, 1, 1, 9), SamplingParams(), 4 * k, drafts[k], SparseQ.of(ids[k], sent[k]))
+        for k in range(2)
+    ]
     slots = slots_of(cases)
     exact = sent.astype(np.float64) / sent.astype(np.float64).sum(axis=-1, keepdims=True)
     np.testing.assert_allclose(slots.probs, exact.ravel(), rtol=1e-15)
@@ -141,7 +144,13 @@ def test_honest_distributions_pass() -> None:
     assert validate_q(*GOOD) is None
     assert validate_q(*NO_Q.arrays(), [], 4) is None
     logits = torch.randn(7, 4000, generator=torch.Generator().manual_seed(0))
-    for law, entries in ((Law(0.0), 1), (Law(1.0), 64), (Law(5.0), 4000), (Law(0.7, 0.8, 20), 64), (Law(2e-5), 64)):
+    for law, entries in (
+        (SamplingParams(0.0), 1),
+        (SamplingParams(1.0), 64),
+        (SamplingParams(5.0), 4000),
+        (SamplingParams(0.7, 0.8, 20), 64),
+        (SamplingParams(2e-5), 64),
+    ):
         ids, probs = draft_distribution(logits, LawColumns.of([law]), entries)
         q = SparseQ.of(ids.numpy(), probs.numpy())
         for u in (0.0, 0.5, LAST):
@@ -178,7 +187,7 @@ def test_malformed_distributions_are_named(q: tuple[np.ndarray, np.ndarray, list
 def test_any_bytes_are_either_refused_in_words_or_judged() -> None:
     rng = np.random.default_rng(8)
     logits = torch.from_numpy(rng.normal(0, 2, (3, 8))).float()
-    excluded = distribution(logits, LawColumns.of([Law(1.0, top_k=3)])) == 0
+    excluded = distribution(logits, LawColumns.of([SamplingParams(1.0, top_k=3)])) == 0
     refused = judged = 0
     for _ in range(4000):
         entries = int(rng.integers(1, 5))
@@ -195,7 +204,7 @@ def test_any_bytes_are_either_refused_in_words_or_judged() -> None:
             assert problem.startswith(("q", "draft_ids"))
             refused += 1
             continue
-        law = Law(1.0, top_k=3, seed=int(rng.integers(0, 2**63)))
+        law = SamplingParams(1.0, top_k=3, seed=int(rng.integers(0, 2**63)))
         ((accepted, token),) = judge(logits, [PackedCase(Cursor(1, 1, 1, 9), law, 0, draft, q)])
         assert not any(excluded[k, draft[k]] for k in range(accepted))
         assert not excluded[accepted, token]
@@ -206,13 +215,13 @@ def test_any_bytes_are_either_refused_in_words_or_judged() -> None:
 # -- a packed pass -----------------------------------------------------------------------------------------------
 
 LAWS = [
-    Law(1.0, seed=1),
-    Law(0.0, seed=2),
-    Law(0.7, 0.8, 20, seed=3),
-    Law(2.0, seed=2**64 - 1, choice=2),
-    Law(0.0),
-    Law(1.5, 0.9, 0, seed=1),
-    Law(1.0, 1.0, 3, seed=2**63),
+    SamplingParams(1.0, seed=1),
+    SamplingParams(0.0, seed=2),
+    SamplingParams(0.7, 0.8, 20, seed=3),
+    SamplingParams(2.0, seed=2**64 - 1, choice=2),
+    SamplingParams(0.0),
+    SamplingParams(1.5, 0.9, 0, seed=1),
+    SamplingParams(1.0, 1.0, 3, seed=2**63),
 ]
 
 
@@ -287,7 +296,7 @@ def test_pieces_of_a_large_pass_change_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 def test_greedy_sequences_are_matched_without_q() -> None:
     logits, cases = packed_pass(4)
-    greedy = [replace(case, law=Law(0.0), q=NO_Q) for case in cases]
+    greedy = [replace(case, law=SamplingParams(0.0), q=NO_Q) for case in cases]
     top = logits.argmax(-1).tolist()
     for case, (accepted, token) in zip(greedy, judge(logits, greedy), strict=True):
         rows = top[case.first_row : case.first_row + len(case.draft_ids) + 1]
@@ -303,8 +312,8 @@ def test_half_precision_logits_are_judged_in_float64() -> None:
 
 
 @pytest.mark.parametrize("row", [0, 1])
-@pytest.mark.parametrize("law", [Law(0.0), *(Law(1.0, rule=rule) for rule in Rule)])
-def test_logits_that_are_not_numbers_are_an_error_not_a_token(law: Law, row: int) -> None:
+@pytest.mark.parametrize("law", [SamplingParams(0.0), *(SamplingParams(1.0, rule=rule) for rule in Rule)])
+def test_logits_that_are_not_numbers_are_an_error_not_a_token(law: SamplingParams, row: int) -> None:
     logits = torch.zeros(2, VOCAB)
     logits[0, 1] = 60.0  # the draft is kept, so that both rows are read
     logits[row, 7] = math.nan
@@ -319,15 +328,15 @@ def test_nobody_to_judge_is_no_verdict() -> None:
 
 def test_the_first_token_is_the_emission_of_slot_zero() -> None:
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(6))
-    law, cursor = Law(1.0, seed=9), Cursor(1, 2, 0, 17)
+    law, cursor = SamplingParams(1.0, seed=9), Cursor(1, 2, 0, 17)
     u = torch.tensor([uniforms(9, 0, Rule.TOKEN, Purpose.EMIT, 2, 16, 0).item()], dtype=torch.float64)
     assert first_token(logits, law, cursor) == int(draw(distribution(logits[None], LawColumns.of([law])), u))
-    assert first_token(logits, Law(0.0), cursor) == int(logits.argmax())
+    assert first_token(logits, SamplingParams(0.0), cursor) == int(logits.argmax())
 
 
 def test_a_coupled_first_token_is_the_one_a_round_would_have_added() -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(6))
     for seed in range(20):
-        law = Law(1.0, seed=seed, rule=Rule.COUPLED)
+        law = SamplingParams(1.0, seed=seed, rule=Rule.COUPLED)
         ((_, token),) = judge(logits, [PackedCase(Cursor(1, 1, 4, 17), law, 0, [], NO_Q)])
         assert first_token(logits[0], law, Cursor(1, 2, 0, 17)) == token, "a hand-over prefills what a round follows"

@@ -13,9 +13,13 @@ from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.philox import Purpose, philox
 from dspark.decoding.race import times, times_of, winners
 from dspark.decoding.sampling import LawColumns, draft_distribution
-from dspark.types import Cursor, Law, Rule
+from dspark.types import Cursor, Rule, SamplingParams
 
-LAWS = [Law(seed=5, rule=Rule.COUPLED), Law(seed=2**64 - 1, choice=7, rule=Rule.COUPLED), Law(rule=Rule.COUPLED)]
+LAWS = [
+    SamplingParams(seed=5, rule=Rule.COUPLED),
+    SamplingParams(seed=2**64 - 1, choice=7, rule=Rule.COUPLED),
+    SamplingParams(rule=Rule.COUPLED),
+]
 PLACES = [0, 31, 2**32 - 1]
 
 
@@ -49,7 +53,7 @@ def test_cuda_runs_the_same_race() -> None:
 
 
 def test_times_are_exponential_and_never_zero_or_endless() -> None:
-    e = times([Law(seed=seed, rule=Rule.COUPLED) for seed in range(40)], [9] * 40, 5000)
+    e = times([SamplingParams(seed=seed, rule=Rule.COUPLED) for seed in range(40)], [9] * 40, 5000)
     assert (e > 0).all()
     assert torch.isfinite(e).all()
     ranks = torch.sort(torch.exp(-e).ravel()).values
@@ -60,7 +64,7 @@ def test_times_are_exponential_and_never_zero_or_endless() -> None:
 
 def test_the_first_one_home_follows_the_distribution() -> None:
     p = torch.tensor([0.5, 0.25, 0.0, 0.2, 0.05], dtype=torch.float64)
-    laws = [Law(seed=3, rule=Rule.COUPLED)] * 40_000
+    laws = [SamplingParams(seed=3, rule=Rule.COUPLED)] * 40_000
     ids, lead = winners(p.expand(len(laws), -1), times(laws, range(len(laws)), 5))
     share = torch.bincount(ids, minlength=5) / len(laws)
     assert (share - p).abs().max() < 0.01  # four standard deviations; the keys are fixed
@@ -83,8 +87,8 @@ def test_a_row_without_mass_is_an_error(row: list[float]) -> None:
         winners(torch.tensor([row]), torch.ones(1, 2))
 
 
-@pytest.mark.parametrize("laws", [[Law(choice=2**32)], [Law(seed=2**64)]])
-def test_a_name_that_would_spill_is_refused(laws: list[Law]) -> None:
+@pytest.mark.parametrize("laws", [[SamplingParams(choice=2**32)], [SamplingParams(seed=2**64)]])
+def test_a_name_that_would_spill_is_refused(laws: list[SamplingParams]) -> None:
     with pytest.raises((ValueError, OverflowError)):
         times(laws, [3], 8)
 
@@ -92,7 +96,9 @@ def test_a_name_that_would_spill_is_refused(laws: list[Law]) -> None:
 @pytest.mark.parametrize("vocab", [40, 9000])
 def test_a_cohort_of_all_rules_draws_as_each_sequence_alone(vocab: int) -> None:
     generator = torch.Generator().manual_seed(1)
-    laws = [Law(1.0, seed=row, rule=Rule(1 + row % 3)) for row in range(7)] + [Law(0.0, rule=Rule.COUPLED)]
+    laws = [SamplingParams(1.0, seed=row, rule=Rule(1 + row % 3)) for row in range(7)] + [
+        SamplingParams(0.0, rule=Rule.COUPLED)
+    ]
     cursors = [Cursor(row, 1, 2, 30 + row) for row in range(len(laws))]
     together = DraftNoise(laws, cursors, 4, vocab)
     for slot in range(4):

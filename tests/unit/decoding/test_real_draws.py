@@ -15,7 +15,7 @@ import torch
 
 from dspark.decoding.acceptance import PackedCase, judge
 from dspark.decoding.drafting import DraftNoise
-from dspark.types import NO_Q, Cursor, Law, Rule, SparseQ
+from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
 
 VOCAB, BLOCK, HORIZON, RUNS = 3, 3, 4, 12_000
 Tokens = tuple[int, ...]
@@ -36,7 +36,7 @@ def _runs(rule: Rule, p: dict[Tokens, np.ndarray], q: dict[Tokens, np.ndarray]) 
         running = [run for run in range(RUNS) if len(committed[run]) < HORIZON]
         if not running:
             break
-        laws = [Law(seed=run, rule=rule) for run in running]
+        laws = [SamplingParams(seed=run, rule=rule) for run in running]
         cursors = [Cursor(run, 1, round_, 1 + len(committed[run])) for run in running]
         noise = DraftNoise(laws, cursors, BLOCK, VOCAB)
         drafted: list[Tokens] = [()] * len(running)

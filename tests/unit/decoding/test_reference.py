@@ -17,14 +17,19 @@ from dspark.decoding.philox import Purpose, Words, record
 from dspark.decoding.reference import Pick, RecordedRound, generate, replay
 from dspark.decoding.sampling import LawColumns, draft_distribution
 from dspark.rounds.plan import PlanKind, Terms, prefixes
-from dspark.types import NO_Q, Cursor, Law, Rule, SparseQ
+from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
 
 VOCAB, BLOCK, ENTRIES = 40, 5, 16
 PROMPT = (3, 1, 4, 1, 5)
 LAWS = [
     replace(law, rule=rule)
     for rule in Rule
-    for law in (Law(1.0, seed=1), Law(0.0, seed=2), Law(0.8, 0.9, 12, seed=3), Law(1.0, seed=1, choice=1))
+    for law in (
+        SamplingParams(1.0, seed=1),
+        SamplingParams(0.0, seed=2),
+        SamplingParams(0.8, 0.9, 12, seed=3),
+        SamplingParams(1.0, seed=1, choice=1),
+    )
 ]
 
 
@@ -67,7 +72,7 @@ def full_block(_: int, confidence: Sequence[float]) -> int:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_a_run_is_reproduced_from_its_recorded_choices(law: Law) -> None:
+def test_a_run_is_reproduced_from_its_recorded_choices(law: SamplingParams) -> None:
     run = generate(PROMPT, target, drafter, lengths_by(PRICE), law, max_tokens=60, entries=ENTRIES)
     assert len(run.token_ids) == 60
     assert len({made.prefix for made in run.rounds}) > 1
@@ -77,7 +82,7 @@ def test_a_run_is_reproduced_from_its_recorded_choices(law: Law) -> None:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_the_prefix_alone_reproduces_a_round(law: Law) -> None:
+def test_the_prefix_alone_reproduces_a_round(law: SamplingParams) -> None:
     # A system records what it sent for verification, not what it cut off.
     run = generate(PROMPT, target, drafter, lengths_by(THRESHOLD), law, max_tokens=40, entries=ENTRIES)
     cut = [replace(made, draft_ids=made.draft_ids[: made.prefix], q=made.q.prefix(made.prefix)) for made in run.rounds]
@@ -95,7 +100,7 @@ def test_greedy_decoding_is_plain_decoding_whatever_is_drafted_or_verified() -> 
     for _ in range(50):
         tokens.append(int(logits_after(tokens).argmax()))
     for prefix in (full_block, lengths_by(PRICE), lambda *_: 0, lambda anchor, _: anchor % 4):
-        run = generate(PROMPT, target, drafter, prefix, Law(0.0), max_tokens=50)
+        run = generate(PROMPT, target, drafter, prefix, SamplingParams(0.0), max_tokens=50)
         assert list(run.token_ids) == tokens[len(PROMPT) :]
 
 
@@ -115,7 +120,7 @@ def test_no_draw_of_a_ratio_rule_is_ever_used_twice(rule: Rule) -> None:
     drawn: list[tuple[int, Words]] = []
     with record(drawn):
         for choice in range(2):
-            law = Law(1.0, seed=5, choice=choice, rule=rule)
+            law = SamplingParams(1.0, seed=5, choice=choice, rule=rule)
             run = generate(PROMPT, target, drafter, lengths_by(PRICE), law, max_tokens=40, entries=ENTRIES)
             assert len(run.rounds) > 8
             # The sequence is handed over half-way and goes on from there in its next epoch.
@@ -133,7 +138,7 @@ def test_coupled_noise_is_named_by_seed_choice_and_position_alone() -> None:
             generate(PROMPT, target, drafter, prefix, law, max_tokens=40, entries=ENTRIES, epoch=epoch)
         return set(drawn)
 
-    law = Law(1.0, seed=5, choice=3, rule=Rule.COUPLED)
+    law = SamplingParams(1.0, seed=5, choice=3, rule=Rule.COUPLED)
     plain = names(lambda *_: 0)
     positions = {counter[0] for _, counter in plain}
     assert set(range(len(PROMPT), len(PROMPT) + 40)) <= positions
@@ -151,7 +156,10 @@ def test_a_coupled_answer_is_plain_decoding_under_the_same_noise_whatever_is_dra
     def stranger(tokens: Sequence[int], pick: Pick) -> list[float]:
         return [confidence_after(tokens) for _ in range(BLOCK) if pick(logits_after(tokens, salt=9)) >= 0]
 
-    for law in (Law(1.0, seed=8, rule=Rule.COUPLED), Law(0.7, 0.9, 9, seed=2**64 - 1, rule=Rule.COUPLED)):
+    for law in (
+        SamplingParams(1.0, seed=8, rule=Rule.COUPLED),
+        SamplingParams(0.7, 0.9, 9, seed=2**64 - 1, rule=Rule.COUPLED),
+    ):
         plain = generate(PROMPT, target, drafter, lambda *_: 0, law, max_tokens=60)
         for source, entries in ((drafter, ENTRIES), (drafter, 2), (stranger, VOCAB)):
             for prefix in (full_block, lengths_by(PRICE), lambda anchor, _: anchor % 4):
@@ -178,7 +186,7 @@ def test_a_hand_over_is_replayed_in_its_own_epoch() -> None:
 @pytest.mark.parametrize("terms", [PRICE, THRESHOLD], ids=["price", "threshold"])
 def test_a_batched_system_shows_the_tokens_of_the_reference(terms: Terms) -> None:
     # Drafting, cutting and judging go in cohorts here; the oracle takes one sequence at a time.
-    laws = [*LAWS, Law(1.2, 0.7, 0, seed=9), Law(0.0, seed=4)]
+    laws = [*LAWS, SamplingParams(1.2, 0.7, 0, seed=9), SamplingParams(0.0, seed=4)]
     prompts = [PROMPT[: 2 + row % 4] for row in range(len(laws))]
     sequences = [list(prompt) for prompt in prompts]
     made: list[list[RecordedRound]] = [[] for _ in laws]

@@ -21,28 +21,28 @@ from dspark.decoding.sampling import (
     draw,
     draw_sparse,
 )
-from dspark.types import Cursor, Law
+from dspark.types import Cursor, SamplingParams
 
 LAST = 1.0 - 2.0**-53  # the largest draw there is
 LAWS = [
-    Law(1.0),
-    Law(0.0),
-    Law(0.7, top_p=0.8, top_k=20),
-    Law(1.3, top_k=1),
-    Law(0.5, top_k=10_000),
-    Law(1.0, top_p=0.3),
-    Law(1.0, top_p=1.0, top_k=3),
-    Law(2e-5),
-    Law(9e-6),
-    Law(3.0, top_p=1e-9),
-    Law(1.0, min_p=0.1),
-    Law(1.5, min_p=0.02, top_k=7),
-    Law(2.0, min_p=0.05, top_p=0.8, top_k=20),
-    Law(1.0, min_p=1.0),
+    SamplingParams(1.0),
+    SamplingParams(0.0),
+    SamplingParams(0.7, top_p=0.8, top_k=20),
+    SamplingParams(1.3, top_k=1),
+    SamplingParams(0.5, top_k=10_000),
+    SamplingParams(1.0, top_p=0.3),
+    SamplingParams(1.0, top_p=1.0, top_k=3),
+    SamplingParams(2e-5),
+    SamplingParams(9e-6),
+    SamplingParams(3.0, top_p=1e-9),
+    SamplingParams(1.0, min_p=0.1),
+    SamplingParams(1.5, min_p=0.02, top_k=7),
+    SamplingParams(2.0, min_p=0.05, top_p=0.8, top_k=20),
+    SamplingParams(1.0, min_p=1.0),
 ]
 
 
-def plain_law(logits: list[float], law: Law) -> list[float]:
+def plain_law(logits: list[float], law: SamplingParams) -> list[float]:
     """The definition, token by token: sort by probability then id, keep, renormalise."""
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     if law.greedy:
@@ -69,7 +69,7 @@ def rows(count: int, vocab: int, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_a_row_follows_the_definition_of_its_law(law: Law) -> None:
+def test_a_row_follows_the_definition_of_its_law(law: SamplingParams) -> None:
     logits = rows(6, 41, 1)
     got = distribution(logits, LawColumns.of([law] * 6))
     assert got.dtype == torch.float64
@@ -87,7 +87,7 @@ def test_rows_of_a_batch_do_not_touch_each_other() -> None:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_ties_go_to_the_lowest_id(law: Law) -> None:
+def test_ties_go_to_the_lowest_id(law: SamplingParams) -> None:
     rng = random.Random(3)
     logits = torch.tensor([[float(rng.randrange(3)) for _ in range(24)] for _ in range(8)])
     got = distribution(logits, LawColumns.of([law]))
@@ -111,8 +111,13 @@ def test_greedy_takes_the_first_of_equal_maxima_wherever_it_stands() -> None:
 def test_top_k_beyond_the_vocabulary_and_top_p_of_one_keep_everything() -> None:
     logits = rows(4, 50, 4)
     logits[:, 0] = -60.0  # so unlikely that a running sum reaches 1 before it
-    plain = distribution(logits, LawColumns.of([Law(1.0)]))
-    for law in (Law(1.0, top_k=50), Law(1.0, top_k=51), Law(1.0, top_k=2**31), Law(1.0, top_p=1.0, top_k=60)):
+    plain = distribution(logits, LawColumns.of([SamplingParams(1.0)]))
+    for law in (
+        SamplingParams(1.0, top_k=50),
+        SamplingParams(1.0, top_k=51),
+        SamplingParams(1.0, top_k=2**31),
+        SamplingParams(1.0, top_p=1.0, top_k=60),
+    ):
         got = distribution(logits, LawColumns.of([law]))
         torch.testing.assert_close(got, plain, rtol=1e-14, atol=0.0)
         assert (got > 0).all()
@@ -120,15 +125,15 @@ def test_top_k_beyond_the_vocabulary_and_top_p_of_one_keep_everything() -> None:
 
 def test_tiny_temperatures_stay_finite() -> None:
     logits = torch.tensor([[3.0e4, 2.9e4, -1e4], [5.0, 5.0, 4.0]])
-    got = distribution(logits, LawColumns.of([Law(1.1e-5)]))
+    got = distribution(logits, LawColumns.of([SamplingParams(1.1e-5)]))
     assert got.tolist() == [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
 
 
 def test_the_input_is_left_alone() -> None:
     logits = rows(2, 9, 5).double()
     before = logits.clone()
-    distribution(logits, LawColumns.of([Law(0.5, top_k=3)]))
-    draft_distribution(logits, LawColumns.of([Law(0.5, top_p=0.5)]), 4)
+    distribution(logits, LawColumns.of([SamplingParams(0.5, top_k=3)]))
+    draft_distribution(logits, LawColumns.of([SamplingParams(0.5, top_p=0.5)]), 4)
     assert torch.equal(logits, before)
 
 
@@ -138,7 +143,10 @@ def test_logits_that_are_not_numbers_are_an_error(bad: float, temperature: float
     logits = rows(2, 9, 6)
     logits[1, 4] = bad
     with pytest.raises(FloatingPointError):
-        draw(distribution(logits, LawColumns.of([Law(temperature)])), torch.tensor([0.5, 0.5], dtype=torch.float64))
+        draw(
+            distribution(logits, LawColumns.of([SamplingParams(temperature)])),
+            torch.tensor([0.5, 0.5], dtype=torch.float64),
+        )
 
 
 def test_a_draw_inverts_the_cumulative_sum() -> None:
@@ -174,7 +182,7 @@ def test_a_distribution_without_mass_is_an_error() -> None:
 
 def test_a_draft_is_cut_to_its_most_likely_entries_and_renormalised() -> None:
     logits = rows(3, 200, 8)
-    ids, probs = draft_distribution(logits, LawColumns.of([Law(0.8)]), 16)
+    ids, probs = draft_distribution(logits, LawColumns.of([SamplingParams(0.8)]), 16)
     assert ids.shape == probs.shape == (3, 16)
     assert probs.dtype == torch.float32
     full = torch.softmax(logits.double() / 0.8, -1)
@@ -186,7 +194,12 @@ def test_a_draft_is_cut_to_its_most_likely_entries_and_renormalised() -> None:
 
 def test_a_draft_imitates_the_truncation_of_the_law() -> None:
     logits = rows(5, 60, 9)
-    for law in (Law(1.0, top_k=4), Law(0.7, top_p=0.5), Law(0.9, top_p=0.6, top_k=7), Law(1.0, top_p=0.9, top_k=40)):
+    for law in (
+        SamplingParams(1.0, top_k=4),
+        SamplingParams(0.7, top_p=0.5),
+        SamplingParams(0.9, top_p=0.6, top_k=7),
+        SamplingParams(1.0, top_p=0.9, top_k=40),
+    ):
         target = distribution(logits, LawColumns.of([law]))
         ids, probs = draft_distribution(logits, LawColumns.of([law]), 60)
         draft = torch.zeros_like(target).scatter_(-1, ids, probs.double())
@@ -194,9 +207,14 @@ def test_a_draft_imitates_the_truncation_of_the_law() -> None:
 
 
 @pytest.mark.parametrize(
-    "law", [Law(1.0, min_p=0.1), Law(1.4, min_p=0.02, top_p=0.7), Law(1.0, min_p=0.3, top_p=0.9, top_k=4)]
+    "law",
+    [
+        SamplingParams(1.0, min_p=0.1),
+        SamplingParams(1.4, min_p=0.02, top_p=0.7),
+        SamplingParams(1.0, min_p=0.3, top_p=0.9, top_k=4),
+    ],
 )
-def test_a_draft_imitates_min_p_as_far_as_its_entries_reach(law: Law) -> None:
+def test_a_draft_imitates_min_p_as_far_as_its_entries_reach(law: SamplingParams) -> None:
     logits = rows(30, 40, 21)
     whole = distribution(logits, LawColumns.of([law]))
     ids, probs = draft_distribution(logits, LawColumns.of([law]), 40)
@@ -207,7 +225,12 @@ def test_a_draft_imitates_min_p_as_far_as_its_entries_reach(law: Law) -> None:
 
 
 def test_rows_of_a_mixed_cohort_keep_their_own_min_p() -> None:
-    laws = [Law(1.0, min_p=0.2), Law(0.0, min_p=0.9), Law(0.7), Law(1.0, min_p=0.5, top_p=0.9)]
+    laws = [
+        SamplingParams(1.0, min_p=0.2),
+        SamplingParams(0.0, min_p=0.9),
+        SamplingParams(0.7),
+        SamplingParams(1.0, min_p=0.5, top_p=0.9),
+    ]
     logits = rows(4, 30, 22)
     together = distribution(logits, LawColumns.of(laws))
     for row, law in enumerate(laws):
@@ -218,7 +241,7 @@ def test_rows_of_a_mixed_cohort_keep_their_own_min_p() -> None:
 
 @pytest.mark.parametrize("differs", [{"temperature": 0.4}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}], ids=str)
 def test_laws_that_differ_in_one_setting_are_told_apart(differs: dict[str, float]) -> None:
-    laws = [Law(0.7), Law(**{"temperature": 0.7} | differs)]  # type: ignore[arg-type]
+    laws = [SamplingParams(0.7), SamplingParams(**{"temperature": 0.7} | differs)]  # type: ignore[arg-type]
     logits = rows(1, 30, 22).expand(2, -1)
     together = distribution(logits, LawColumns.of(laws))
     for row, law in enumerate(laws):
@@ -229,15 +252,15 @@ def test_laws_that_differ_in_one_setting_are_told_apart(differs: dict[str, float
 
 def test_a_nucleus_ends_with_the_token_that_reaches_its_bound() -> None:
     """Four equal tokens have exactly a quarter each, so half of the mass is two of them."""
-    probs = distribution(torch.zeros(1, 4), LawColumns.of([Law(1.0, top_p=0.5)]))
+    probs = distribution(torch.zeros(1, 4), LawColumns.of([SamplingParams(1.0, top_p=0.5)]))
     assert probs.tolist() == [[0.5, 0.5, 0.0, 0.0]]
 
 
 def test_a_nucleus_is_measured_on_the_whole_row_not_on_the_entries_kept() -> None:
     logits = torch.zeros(1, 100)  # 10 entries hold a tenth of the mass, far from the nucleus' bound
-    _, probs = draft_distribution(logits, LawColumns.of([Law(1.0, top_p=0.5)]), 10)
+    _, probs = draft_distribution(logits, LawColumns.of([SamplingParams(1.0, top_p=0.5)]), 10)
     assert (probs > 0).all()
-    _, probs = draft_distribution(logits, LawColumns.of([Law(1.0, top_p=0.045)]), 10)
+    _, probs = draft_distribution(logits, LawColumns.of([SamplingParams(1.0, top_p=0.045)]), 10)
     assert (probs > 0).sum() == 5
 
 
@@ -245,7 +268,7 @@ def test_entries_of_a_draft_are_distinct_also_in_mixed_cohorts_with_ties() -> No
     logits = torch.zeros(4, 30)
     logits[1, 10:] = 1.0
     logits[2, 29] = 2.0
-    laws = LawColumns.of([Law(0.0), Law(0.0), Law(0.0), Law(1.0)])
+    laws = LawColumns.of([SamplingParams(0.0), SamplingParams(0.0), SamplingParams(0.0), SamplingParams(1.0)])
     ids, probs = draft_distribution(logits, laws, 5)
     assert ids[:3, 0].tolist() == [0, 10, 29]
     assert probs[:3].tolist() == [[1.0, 0.0, 0.0, 0.0, 0.0]] * 3
@@ -254,10 +277,10 @@ def test_entries_of_a_draft_are_distinct_also_in_mixed_cohorts_with_ties() -> No
 
 def test_greedy_drafts_have_one_entry_and_entries_never_exceed_the_vocabulary() -> None:
     logits = rows(3, 8, 10)
-    ids, probs = draft_distribution(logits, LawColumns.of([Law(0.0)]), 64)
+    ids, probs = draft_distribution(logits, LawColumns.of([SamplingParams(0.0)]), 64)
     assert ids[:, 0].tolist() == best(logits).tolist()
     assert probs.tolist() == [[1.0]] * 3
-    assert draft_distribution(logits, LawColumns.of([Law(1.0)]), 64)[0].shape == (3, 8)
+    assert draft_distribution(logits, LawColumns.of([SamplingParams(1.0)]), 64)[0].shape == (3, 8)
 
 
 def test_a_draft_is_drawn_from_the_very_numbers_that_are_sent() -> None:
@@ -273,7 +296,7 @@ def test_a_draft_is_drawn_from_the_very_numbers_that_are_sent() -> None:
 
 
 def test_draft_draws_of_a_cohort_are_those_of_each_sequence() -> None:
-    laws = [Law(1.0, seed=5), Law(0.5, seed=2**64 - 1, choice=3)]
+    laws = [SamplingParams(1.0, seed=5), SamplingParams(0.5, seed=2**64 - 1, choice=3)]
     cursors = [Cursor(1, 1, 4, 90), Cursor(2, 7, 0, 12)]
     together = draft_uniforms(laws, cursors, 7)
     for row, (law, cursor) in enumerate(zip(laws, cursors, strict=True)):

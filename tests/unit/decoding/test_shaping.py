@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 from dspark.decoding.acceptance import PackedCase, accept_probability, first_token, judge, residual
 from dspark.decoding.sampling import LawColumns, distribution
 from dspark.decoding.shaping import Shaper, law_problem, shaped, shaped_last
-from dspark.types import NO_Q, Cursor, Law, SparseQ
+from dspark.types import NO_Q, Cursor, SamplingParams, SparseQ
 
 VOCAB = 8
 Tokens = tuple[int, ...]
 
 LAWS = {
-    "repetition": Law(repetition_penalty=1.7),
-    "repetition below 1": Law(repetition_penalty=0.4),
-    "presence": Law(presence_penalty=1.5),
-    "frequency": Law(frequency_penalty=0.9),
-    "negative": Law(presence_penalty=-2.0, frequency_penalty=-0.5),
-    "bias": Law(logit_bias=((0, -3.0), (2, 2.5), (5, 0.25))),
-    "least length": Law(min_tokens=3, stop_token_ids=(1, 6)),
-    "everything": Law(
+    "repetition": SamplingParams(repetition_penalty=1.7),
+    "repetition below 1": SamplingParams(repetition_penalty=0.4),
+    "presence": SamplingParams(presence_penalty=1.5),
+    "frequency": SamplingParams(frequency_penalty=0.9),
+    "negative": SamplingParams(presence_penalty=-2.0, frequency_penalty=-0.5),
+    "bias": SamplingParams(logit_bias=((0, -3.0), (2, 2.5), (5, 0.25))),
+    "least length": SamplingParams(min_tokens=3, stop_token_ids=(1, 6)),
+    "everything": SamplingParams(
         temperature=0.8,
         top_p=0.95,
         min_p=0.05,
@@ -43,7 +43,7 @@ LAWS = {
 }
 
 
-def plainly(logits: Sequence[float], law: Law, said: Sequence[int]) -> list[float]:
+def plainly(logits: Sequence[float], law: SamplingParams, said: Sequence[int]) -> list[float]:
     """The definition, token by token, in the order the proto states."""
     row, answer = [float(value) for value in logits], list(said[law.prompt_len :])
     for token in range(len(row)):
@@ -57,9 +57,11 @@ def plainly(logits: Sequence[float], law: Law, said: Sequence[int]) -> list[floa
     return row
 
 
-def with_prompt(law: Law, prompt_len: int) -> Law:
-    fields = {name: getattr(law, name) for name in Law.__dataclass_fields__ if name not in ("shapes", "plain")}
-    return Law(**(fields | {"prompt_len": prompt_len}))
+def with_prompt(law: SamplingParams, prompt_len: int) -> SamplingParams:
+    fields = {
+        name: getattr(law, name) for name in SamplingParams.__dataclass_fields__ if name not in ("shapes", "plain")
+    }
+    return SamplingParams(**(fields | {"prompt_len": prompt_len}))
 
 
 @pytest.mark.parametrize("name", sorted(LAWS))
@@ -110,13 +112,13 @@ def test_what_transformers_means_by_repetition_least_length_and_bias() -> None:
     rows = torch.from_numpy(rng.normal(0, 4, (1, VOCAB)).astype(np.float32))
     said = torch.tensor([prompt + answer])
     pairs = [
-        (Law(repetition_penalty=1.3), logits_process.RepetitionPenaltyLogitsProcessor(1.3)),
+        (SamplingParams(repetition_penalty=1.3), logits_process.RepetitionPenaltyLogitsProcessor(1.3)),
         (
-            Law(min_tokens=3, stop_token_ids=(2, 4)),
+            SamplingParams(min_tokens=3, stop_token_ids=(2, 4)),
             logits_process.MinNewTokensLengthLogitsProcessor(len(prompt), 3, [2, 4]),
         ),
         (
-            Law(logit_bias=((2, 5.0), (6, -1.5))),
+            SamplingParams(logit_bias=((2, 5.0), (6, -1.5))),
             logits_process.SequenceBiasLogitsProcessor([[[2], 5.0], [[6], -1.5]]),
         ),
     ]
@@ -130,35 +132,35 @@ def test_what_transformers_means_by_min_p() -> None:
     rows = torch.from_numpy(np.random.default_rng(1).normal(0, 2, (20, 50)).astype(np.float32))
     for temperature, min_p in itertools.product((0.5, 1.0, 2.0), (0.02, 0.2, 0.9, 1.0)):
         theirs = torch.softmax(logits_process.MinPLogitsWarper(min_p)(None, rows.double() / temperature), dim=-1)
-        ours = distribution(rows, LawColumns.of([Law(temperature, min_p=min_p)]))
+        ours = distribution(rows, LawColumns.of([SamplingParams(temperature, min_p=min_p)]))
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_half_precision_logits_are_shaped_in_float32(dtype: torch.dtype) -> None:
-    law = Law(logit_bias=((0, 0.001),))
+    law = SamplingParams(logit_bias=((0, 0.001),))
     made = shaped(torch.ones(1, VOCAB, dtype=dtype), [(0, [], Shaper.of(law, [1]))])
     assert made.dtype == torch.promote_types(dtype, torch.float32)
     assert made[0, 0] == pytest.approx(1.001, abs=1e-6)
 
 
 def test_a_law_that_asks_for_nothing_gets_the_very_same_tensor() -> None:
-    assert Shaper.of(Law(), [1, 2]) is None
-    assert Shaper.of(Law(temperature=0.3, top_k=3, top_p=0.5, min_p=0.1, logprobs=3), [1]) is None
+    assert Shaper.of(SamplingParams(), [1, 2]) is None
+    assert Shaper.of(SamplingParams(temperature=0.3, top_k=3, top_p=0.5, min_p=0.1, logprobs=3), [1]) is None
     logits = torch.zeros(2, VOCAB)
     assert shaped(logits, [(0, [3], None)]) is logits
-    long_enough = Shaper.of(Law(min_tokens=2, stop_token_ids=(1,), prompt_len=1), [0, 3, 3])
+    long_enough = Shaper.of(SamplingParams(min_tokens=2, stop_token_ids=(1,), prompt_len=1), [0, 3, 3])
     assert shaped(logits, [(0, [3], long_enough)]) is logits
 
 
 def test_a_penalty_next_to_zero_makes_no_infinity() -> None:
-    made = shaped(torch.full((1, VOCAB), 5.0), [(0, [], Shaper.of(Law(repetition_penalty=1e-38), [1]))])
+    made = shaped(torch.full((1, VOCAB), 5.0), [(0, [], Shaper.of(SamplingParams(repetition_penalty=1e-38), [1]))])
     assert torch.isfinite(made).all()
-    assert distribution(made, LawColumns.of([Law()]))[0, 1] == 1.0
+    assert distribution(made, LawColumns.of([SamplingParams()]))[0, 1] == 1.0
 
 
 def test_where_a_form_lets_nothing_else_come_the_answer_may_end_early() -> None:
-    law = Law(min_tokens=5, stop_token_ids=(1, 2), prompt_len=1, frequency_penalty=1.0)
+    law = SamplingParams(min_tokens=5, stop_token_ids=(1, 2), prompt_len=1, frequency_penalty=1.0)
     logits = torch.zeros(2, VOCAB)
     logits[0, [0, *range(2, VOCAB)]] = -torch.inf  # but for 1, which ends
     made = shaped(logits, [(0, [3], Shaper.of(law, [0, 1]))])
@@ -168,11 +170,13 @@ def test_where_a_form_lets_nothing_else_come_the_answer_may_end_early() -> None:
 
 
 def test_ids_outside_the_vocabulary_are_found_before_they_are_used() -> None:
-    assert law_problem(Law(), VOCAB) is None
-    assert (law_problem(Law(logit_bias=((VOCAB, 1.0),)), VOCAB) or "").startswith("logit_bias")
-    assert (law_problem(Law(min_tokens=1, stop_token_ids=(VOCAB,)), VOCAB) or "").startswith("stop_token_ids")
+    assert law_problem(SamplingParams(), VOCAB) is None
+    assert (law_problem(SamplingParams(logit_bias=((VOCAB, 1.0),)), VOCAB) or "").startswith("logit_bias")
+    assert (law_problem(SamplingParams(min_tokens=1, stop_token_ids=(VOCAB,)), VOCAB) or "").startswith(
+        "stop_token_ids"
+    )
     every = tuple(range(VOCAB))
-    assert (law_problem(Law(min_tokens=1, stop_token_ids=every), VOCAB) or "").startswith("min_tokens")
+    assert (law_problem(SamplingParams(min_tokens=1, stop_token_ids=every), VOCAB) or "").startswith("min_tokens")
 
 
 # -- the law of several rounds ------------------------------------------------------------------------------------
@@ -183,7 +187,7 @@ ROWS = torch.from_numpy(np.random.default_rng(7).normal(0, 1.5, (SMALL, SMALL)))
 DRAFT = torch.softmax(torch.from_numpy(np.random.default_rng(8).normal(0, 1.5, (SMALL, SMALL))), dim=-1).numpy()
 
 
-def emitted(law: Law, shape: Callable[[Tokens, Tokens], torch.Tensor]) -> dict[Tokens, float]:
+def emitted(law: SamplingParams, shape: Callable[[Tokens, Tokens], torch.Tensor]) -> dict[Tokens, float]:
     """Probability of every answer of HORIZON tokens; how much of a block is verified depends on what was drafted."""
     ended: dict[Tokens, float] = {}
     open_: dict[Tokens, float] = {(): 1.0}
@@ -210,7 +214,7 @@ def emitted(law: Law, shape: Callable[[Tokens, Tokens], torch.Tensor]) -> dict[T
     return ended
 
 
-def exact(law: Law) -> dict[Tokens, float]:
+def exact(law: SamplingParams) -> dict[Tokens, float]:
     """Plain decoding under the definition."""
     chances = {}
     for word in itertools.product(range(SMALL), repeat=HORIZON):
@@ -228,16 +232,16 @@ def apart(one: dict[Tokens, float], other: dict[Tokens, float]) -> float:
 
 
 PENALISED = [
-    Law(repetition_penalty=2.0),
-    Law(presence_penalty=1.5),
-    Law(frequency_penalty=1.0, repetition_penalty=0.7),
-    Law(min_tokens=3, stop_token_ids=(2,), frequency_penalty=-1.0),
-    Law(temperature=0.7, min_p=0.2, presence_penalty=-2.0, logit_bias=((1, -1.0),)),
+    SamplingParams(repetition_penalty=2.0),
+    SamplingParams(presence_penalty=1.5),
+    SamplingParams(frequency_penalty=1.0, repetition_penalty=0.7),
+    SamplingParams(min_tokens=3, stop_token_ids=(2,), frequency_penalty=-1.0),
+    SamplingParams(temperature=0.7, min_p=0.2, presence_penalty=-2.0, logit_bias=((1, -1.0),)),
 ]
 
 
 @pytest.mark.parametrize("law", PENALISED)
-def test_several_rounds_follow_the_penalised_law_exactly(law: Law) -> None:
+def test_several_rounds_follow_the_penalised_law_exactly(law: SamplingParams) -> None:
     law = with_prompt(law, len(PROMPT))
 
     def shape(answer: Tokens, prefix: Tokens) -> torch.Tensor:
@@ -251,7 +255,7 @@ def test_several_rounds_follow_the_penalised_law_exactly(law: Law) -> None:
 
 
 @pytest.mark.parametrize("law", PENALISED)
-def test_a_penalty_that_ignores_drafted_tokens_would_be_noticed(law: Law) -> None:
+def test_a_penalty_that_ignores_drafted_tokens_would_be_noticed(law: SamplingParams) -> None:
     law = with_prompt(law, len(PROMPT))
 
     def shape(answer: Tokens, prefix: Tokens) -> torch.Tensor:
@@ -268,16 +272,16 @@ def test_a_penalty_that_ignores_drafted_tokens_would_be_noticed(law: Law) -> Non
 def test_the_rule_judges_shaped_rows_and_leaves_neighbours_alone() -> None:
     rng = np.random.default_rng(5)
     logits = torch.from_numpy(rng.normal(0, 2, (5, VOCAB)).astype(np.float32))
-    plain = PackedCase(Cursor(1, 1, 1, 4), Law(0.0), 0, (), NO_Q)
+    plain = PackedCase(Cursor(1, 1, 1, 4), SamplingParams(0.0), 0, (), NO_Q)
     (alone,) = judge(logits[:1], [plain])
-    law = Law(0.0, logit_bias=((6, 100.0),))
+    law = SamplingParams(0.0, logit_bias=((6, 100.0),))
     q = SparseQ.of(np.array([[6], [6], [2]], np.uint32), np.ones((3, 1), np.float32))
     biased = PackedCase(Cursor(2, 1, 1, 4), law, 1, (6, 6, 2), q, Shaper.of(law, [1, 2, 3, 4]))
     assert judge(logits, [plain, biased]) == [alone, (2, 6)]
 
 
 def test_the_first_token_is_shaped_too() -> None:
-    law = Law(0.0, min_tokens=1, stop_token_ids=(2,), prompt_len=2)
+    law = SamplingParams(0.0, min_tokens=1, stop_token_ids=(2,), prompt_len=2)
     logits = torch.arange(VOCAB, dtype=torch.float32).flip(0)
     logits[2] = 99.0
     assert first_token(logits, law, Cursor(1, 1, 0, 2), Shaper.of(law, [5, 5])) == 0
@@ -292,7 +296,7 @@ def test_the_first_token_is_shaped_too() -> None:
 )
 def test_as_many_ids_as_may_be_named_are_changed_each_by_its_own(biased: int, ends: int) -> None:
     vocab = 3100
-    law = Law(
+    law = SamplingParams(
         logit_bias=tuple((2 * token, 0.5 + token / 1024) for token in range(biased)),
         min_tokens=2 if ends else 0,
         stop_token_ids=tuple(3 * token for token in range(ends)),

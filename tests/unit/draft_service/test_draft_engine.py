@@ -13,10 +13,10 @@ import torch
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine, DraftItem
 from dspark.decoding.acceptance import validate_q
-from dspark.types import Cursor, EmptyReason, Law
+from dspark.types import Cursor, EmptyReason, SamplingParams
 
-GREEDY = Law(temperature=0.0)
-SAMPLED = Law(temperature=0.8, top_p=0.95, seed=5)
+GREEDY = SamplingParams(temperature=0.0)
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=5)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def fill(engine: DraftEngine, sequence: int, count: int) -> Cursor:
     return Cursor(sequence, 1, 1, count + 1)
 
 
-def item(cursor: Cursor, law: Law = GREEDY, anchor: int = 7, slots: int = 0) -> DraftItem:
+def item(cursor: Cursor, law: SamplingParams = GREEDY, anchor: int = 7, slots: int = 0) -> DraftItem:
     return DraftItem(cursor, anchor, cursor.committed_len - 1, law, slots)
 
 
@@ -51,10 +51,10 @@ def test_a_cohort_gets_the_blocks_its_members_get_alone(engine: DraftEngine) -> 
 
 def test_draws_are_keyed_by_the_request_and_the_anchor(engine: DraftEngine) -> None:
     cursor = fill(engine, 1, 20)
-    law = Law(temperature=3.0, seed=11)
+    law = SamplingParams(temperature=3.0, seed=11)
     first = engine.draft([item(cursor, law)])[0]
     assert engine.draft([item(cursor, law)])[0].token_ids == first.token_ids
-    other = engine.draft([item(cursor, Law(temperature=3.0, seed=12))])[0]
+    other = engine.draft([item(cursor, SamplingParams(temperature=3.0, seed=12))])[0]
     assert other.token_ids != first.token_ids
     assert other.q.arrays()[0][0].tolist() == first.q.arrays()[0][0].tolist(), "slot 1 has the same distribution"
 

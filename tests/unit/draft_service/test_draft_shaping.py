@@ -14,7 +14,7 @@ from draft_service.contexts import Rows
 from draft_service.engine import DraftEngine, DraftItem
 from dspark.decoding.acceptance import validate_q
 from dspark.decoding.shaping import Shaper
-from dspark.types import Cursor, EmptyReason, Law
+from dspark.types import Cursor, EmptyReason, SamplingParams
 
 HISTORY = [5, 9, 5, 33, 70, 9, 5, 101, 2, 64]
 ANCHOR = 7
@@ -33,16 +33,16 @@ def fill(engine: DraftEngine, sequence: int = 1, epoch: int = 1) -> Cursor:
     return Cursor(sequence, epoch, 1, len(HISTORY) + 1)
 
 
-def draft(engine: DraftEngine, cursor: Cursor, *laws: Law):  # type: ignore[no-untyped-def]
+def draft(engine: DraftEngine, cursor: Cursor, *laws: SamplingParams):  # type: ignore[no-untyped-def]
     items = [DraftItem(cursor, ANCHOR, cursor.committed_len - 1, law) for law in laws]
     return [engine.draft([one])[0] for one in items] if len(items) > 1 else engine.draft(items)[0]
 
 
 def test_bias_and_least_length_decide_what_is_drafted(engine: DraftEngine) -> None:
     cursor = fill(engine)
-    assert set(draft(engine, cursor, Law(0.0, logit_bias=((77, 100.0),))).token_ids) == {77}
-    plain = draft(engine, cursor, Law(0.0))
-    short = Law(0.0, min_tokens=4, stop_token_ids=tuple(set(plain.token_ids)), prompt_len=len(HISTORY) - 1)
+    assert set(draft(engine, cursor, SamplingParams(0.0, logit_bias=((77, 100.0),))).token_ids) == {77}
+    plain = draft(engine, cursor, SamplingParams(0.0))
+    short = SamplingParams(0.0, min_tokens=4, stop_token_ids=tuple(set(plain.token_ids)), prompt_len=len(HISTORY) - 1)
     # Two tokens are said, the anchor among them: two more may not end the answer, then any may.
     assert not set(draft(engine, cursor, short).token_ids[:2]) & set(plain.token_ids)
     long_enough = dataclasses.replace(short, prompt_len=len(HISTORY) - 4)
@@ -51,7 +51,7 @@ def test_bias_and_least_length_decide_what_is_drafted(engine: DraftEngine) -> No
 
 def test_drafts_count_rows_the_anchor_and_earlier_slots_as_said(engine: DraftEngine) -> None:
     cursor = fill(engine)
-    never_again = Law(0.0, repetition_penalty=100.0)
+    never_again = SamplingParams(0.0, repetition_penalty=100.0)
     block = draft(engine, cursor, never_again)
     assert not set(block.token_ids) & {*HISTORY, ANCHOR}
     assert len(set(block.token_ids)) == len(block.token_ids)
@@ -59,7 +59,11 @@ def test_drafts_count_rows_the_anchor_and_earlier_slots_as_said(engine: DraftEng
 
 def test_a_shaped_member_of_a_cohort_leaves_its_neighbours_alone(engine: DraftEngine) -> None:
     cursors = [fill(engine, sequence) for sequence in (1, 2, 3)]
-    laws = [Law(0.0), Law(0.8, seed=3, logit_bias=((77, 5.0),), min_p=0.05), Law(0.8, seed=4)]
+    laws = [
+        SamplingParams(0.0),
+        SamplingParams(0.8, seed=3, logit_bias=((77, 5.0),), min_p=0.05),
+        SamplingParams(0.8, seed=4),
+    ]
     items = [DraftItem(c, ANCHOR, len(HISTORY), law) for c, law in zip(cursors, laws, strict=True)]
     together = engine.draft(items)
     for one, block in zip(items, together, strict=True):
@@ -71,20 +75,22 @@ def test_a_shaped_member_of_a_cohort_leaves_its_neighbours_alone(engine: DraftEn
 @pytest.mark.parametrize(
     "bad",
     [
-        Law(logit_bias=((128, 1.0),)),
-        Law(min_tokens=9, stop_token_ids=(3, 2**32 - 1)),
-        Law(0.0, logit_bias=((999, 1.0),)),
+        SamplingParams(logit_bias=((128, 1.0),)),
+        SamplingParams(min_tokens=9, stop_token_ids=(3, 2**32 - 1)),
+        SamplingParams(0.0, logit_bias=((999, 1.0),)),
     ],
 )
-def test_a_law_of_another_vocabulary_empties_its_own_block_alone(engine: DraftEngine, bad: Law) -> None:
+def test_a_law_of_another_vocabulary_empties_its_own_block_alone(engine: DraftEngine, bad: SamplingParams) -> None:
     one, other = fill(engine, 1), fill(engine, 2)
-    empty, full = engine.draft([DraftItem(c, ANCHOR, len(HISTORY), law) for c, law in ((one, bad), (other, Law(0.0)))])
+    empty, full = engine.draft(
+        [DraftItem(c, ANCHOR, len(HISTORY), law) for c, law in ((one, bad), (other, SamplingParams(0.0)))]
+    )
     assert (empty.token_ids, empty.empty_reason) == ((), EmptyReason.INVALID)
-    assert full.token_ids == draft(engine, other, Law(0.0)).token_ids
+    assert full.token_ids == draft(engine, other, SamplingParams(0.0)).token_ids
 
 
 def test_the_history_is_that_of_the_newest_epoch_and_grows_with_it(engine: DraftEngine) -> None:
-    law = Law(frequency_penalty=1.0, prompt_len=2)
+    law = SamplingParams(frequency_penalty=1.0, prompt_len=2)
     store = engine._contexts
     cursor = fill(engine)
 
@@ -108,7 +114,7 @@ def test_the_history_is_that_of_the_newest_epoch_and_grows_with_it(engine: Draft
 def test_only_laws_that_ask_pay_for_it(engine: DraftEngine) -> None:
     cursor = fill(engine)
     for temperature, top_k in itertools.product((0.0, 1.0), (0, 5)):
-        draft(engine, cursor, Law(temperature, top_k=top_k, min_p=0.1, logprobs=5))
+        draft(engine, cursor, SamplingParams(temperature, top_k=top_k, min_p=0.1, logprobs=5))
     context = engine._contexts.get(1)
     assert context is not None
     assert context.shaper is None
@@ -118,7 +124,11 @@ def test_a_bug_at_one_sequence_empties_its_own_block_alone(
     engine: DraftEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cursors = [fill(engine, sequence) for sequence in (1, 2, 3)]
-    laws = [Law(0.0), Law(0.0, logit_bias=((77, 5.0),)), Law(0.0, logit_bias=((78, 5.0),))]
+    laws = [
+        SamplingParams(0.0),
+        SamplingParams(0.0, logit_bias=((77, 5.0),)),
+        SamplingParams(0.0, logit_bias=((78, 5.0),)),
+    ]
     items = [DraftItem(c, ANCHOR, len(HISTORY), law) for c, law in zip(cursors, laws, strict=True)]
     wanted = [block.token_ids for block in engine.draft(items)]
     inner = Shaper.changes

@@ -11,7 +11,7 @@ import pytest
 from draft_service.drafting import Drafted, Drafting
 from draft_service.interface import DraftItem
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Block, Cursor, Law
+from dspark.types import Block, Cursor, SamplingParams
 
 
 class Engine:
@@ -37,7 +37,7 @@ class Bench:
         self.told: list[tuple[str, list[int] | None]] = []
 
     def ask(self, owner: int, name: str, *sequences: int) -> None:
-        items = [DraftItem(Cursor(each, 0, 1, 5), 1, 4, Law()) for each in sequences]
+        items = [DraftItem(Cursor(each, 0, 1, 5), 1, 4, SamplingParams()) for each in sequences]
 
         def answer(drafted: Drafted) -> None:
             ids = None if drafted.blocks is None else [block.token_ids[0] for block in drafted.blocks]

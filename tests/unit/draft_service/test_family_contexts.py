@@ -14,10 +14,10 @@ from dspark.model.anchored import entries_at
 from dspark.model.calibration import IDENTITY
 from dspark.model.config import Kind, ModelType
 from dspark.model.family import Drafter
-from dspark.types import Block, Cursor, EmptyReason, Law, Refusal
+from dspark.types import Block, Cursor, EmptyReason, Refusal, SamplingParams
 from tests.unit.model.tiny import FAMILIES, family_drafter
 
-GREEDY = Law(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 LENGTH = 60
 every_family = pytest.mark.parametrize(("kind", "model_type"), FAMILIES)
 
@@ -44,7 +44,7 @@ def _send(engine: DraftEngine, sequence: int, ids: list[int], rows: Tensor, star
     return engine.ingest(sequence, 1, start, ids[start:stop], rows[start:stop])
 
 
-def _item(sequence: int, ids: list[int], anchor: int, law: Law = GREEDY) -> DraftItem:
+def _item(sequence: int, ids: list[int], anchor: int, law: SamplingParams = GREEDY) -> DraftItem:
     return DraftItem(Cursor(sequence, 1, 1, anchor + 1), ids[anchor], anchor, law)
 
 
@@ -84,7 +84,7 @@ def test_a_cohort_drafts_what_its_members_draft_alone(kind: Kind, model_type: Mo
     for sequence, (ids, _, rows) in texts.items():
         _open(engine, sequence)
         _send(engine, sequence, ids, rows, 0, anchors[sequence])
-    laws = {sequence: GREEDY if sequence % 2 else Law(0.8, seed=sequence) for sequence in texts}
+    laws = {sequence: GREEDY if sequence % 2 else SamplingParams(0.8, seed=sequence) for sequence in texts}
     items = [_item(sequence, texts[sequence][0], anchors[sequence], laws[sequence]) for sequence in texts]
     for item, block in zip(items, engine.draft(items), strict=True):
         alone = engine.draft([item])[0]

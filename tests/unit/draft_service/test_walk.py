@@ -16,7 +16,7 @@ from draft_service.engine import DraftEngine, DraftItem
 from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.race import times_of, winners
 from dspark.model.calibration import BUCKETS, RULES, Calibration, SlotFit, calibration_to_json
-from dspark.types import NO_Q, Block, Cursor, Law, Rule
+from dspark.types import NO_Q, Block, Cursor, Rule, SamplingParams
 
 ROWS = 30
 CURSOR = Cursor(1, 1, 1, ROWS + 1)
@@ -30,13 +30,13 @@ def engine(golden_drafter: Path) -> DraftEngine:
     return engine
 
 
-def blocks(engine: DraftEngine, *laws: Law) -> list[Block]:
+def blocks(engine: DraftEngine, *laws: SamplingParams) -> list[Block]:
     return [engine.draft([DraftItem(CURSOR, 7, ROWS, law)])[0] for law in laws]
 
 
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_tokens_are_those_that_the_numbers_sent_give(engine: DraftEngine, rule: Rule) -> None:
-    for law in (Law(1.5, seed=seed, rule=rule) for seed in range(20)):
+    for law in (SamplingParams(1.5, seed=seed, rule=rule) for seed in range(20)):
         (block,) = blocks(engine, law)
         ids, probs = (
             torch.from_numpy(part.astype(kind)) for part, kind in zip(block.q.arrays(), ("i8", "f4"), strict=True)
@@ -49,8 +49,8 @@ def test_tokens_are_those_that_the_numbers_sent_give(engine: DraftEngine, rule: 
 
 
 def test_a_coupled_block_repeats_by_position_and_carries_no_q(engine: DraftEngine) -> None:
-    law = Law(1.5, seed=3, rule=Rule.COUPLED)
-    coupled, again, token = blocks(engine, law, law, Law(1.5, seed=3))
+    law = SamplingParams(1.5, seed=3, rule=Rule.COUPLED)
+    coupled, again, token = blocks(engine, law, law, SamplingParams(1.5, seed=3))
     assert coupled.q == NO_Q
     assert coupled.token_ids == again.token_ids
     ids, probs = (
@@ -63,7 +63,7 @@ def test_a_coupled_block_repeats_by_position_and_carries_no_q(engine: DraftEngin
 def test_large_cohorts_race_over_the_entries_they_would_have_sent(
     engine: DraftEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    laws = [Law(1.5, seed=seed, rule=Rule.COUPLED) for seed in range(30)]
+    laws = [SamplingParams(1.5, seed=seed, rule=Rule.COUPLED) for seed in range(30)]
     whole = blocks(engine, *laws)
     monkeypatch.setattr("dspark.decoding.drafting.WHOLE", 0)
     few = blocks(engine, *laws)
@@ -73,7 +73,7 @@ def test_large_cohorts_race_over_the_entries_they_would_have_sent(
 
 
 def test_a_confidence_knows_the_tokens_before_its_slot_and_nothing_after(engine: DraftEngine) -> None:
-    made = blocks(engine, *(Law(3.0, seed=seed) for seed in range(12)))
+    made = blocks(engine, *(SamplingParams(3.0, seed=seed) for seed in range(12)))
     differed = set()
     for other in made[1:]:
         same = next(k for k in range(7) if other.token_ids[k] != made[0].token_ids[k])
@@ -92,7 +92,7 @@ def test_every_member_of_a_cohort_is_calibrated_for_its_own_rule_and_bucket(
     (tmp_path / "drafter" / "calibration.json").write_text(json.dumps(calibration_to_json(Calibration(None, fits))))
     engine = DraftEngine.load(DraftConfig(drafter=str(tmp_path / "drafter"), context_tokens=4096))
     named = {Rule.TOKEN: "token", Rule.BLOCK: "block", Rule.COUPLED: "coupled"}
-    laws = [Law(temperature, seed=3, rule=rule) for rule in named for temperature in (0.0, 0.9)]
+    laws = [SamplingParams(temperature, seed=3, rule=rule) for rule in named for temperature in (0.0, 0.9)]
     items = []
     for number, law in enumerate(laws):
         engine.open(Cursor(number, 1, 0, ROWS), 200)

@@ -26,7 +26,7 @@ from dspark.decoding.masking import bits
 from dspark.decoding.sampling import LawColumns, distribution, draft_distribution
 from dspark.decoding.slots import Slots
 from dspark.rounds.plan import PlanKind, Terms, prefixes
-from dspark.types import Constraint, ConstraintKind, Cursor, Law, Refusal, Rule, SparseQ
+from dspark.types import Constraint, ConstraintKind, Cursor, Refusal, Rule, SamplingParams, SparseQ
 from verify_service.grammars.matcher import GrammarMatcher
 from verify_service.holdings import Holdings
 from verify_service.judging import judge_each
@@ -112,7 +112,7 @@ class Table:
 class Round:
     """One sequence, put where an answer stands; each `run` is one pass of the real step."""
 
-    def __init__(self, law: Law) -> None:
+    def __init__(self, law: SamplingParams) -> None:
         self.law, self.numbers = law, itertools.count(1)
         self._holdings = Holdings(pages=64, page_size=1, most=2, store=None, keep_prefixes=False)
         self._holdings.pool.open(1, 1, 64, ())
@@ -164,7 +164,7 @@ def over(answer: Tokens) -> bool:
     return len(answer) >= HORIZON or END in answer
 
 
-def plain(name: str, law: Law) -> dict[Tokens, float]:
+def plain(name: str, law: SamplingParams) -> dict[Tokens, float]:
     """Plain decoding under the grammar, as its definition says: every token by a fresh matcher."""
     ended: dict[Tokens, float] = {}
     waiting: list[tuple[Tokens, float]] = [((), 1.0)]
@@ -187,7 +187,7 @@ class Drafting:
     def __init__(self, masks: bool, sends_unmasked: bool = False) -> None:
         self.masks, self.sends_unmasked = masks, sends_unmasked
 
-    def row(self, law: Law, name: str, answer: Tokens, drafted: Tokens, masks: bool) -> tuple[Any, Any]:
+    def row(self, law: SamplingParams, name: str, answer: Tokens, drafted: Tokens, masks: bool) -> tuple[Any, Any]:
         """ids and probabilities [K] float32 of the slot behind these."""
         logits = DRAFT[[[*PROMPT, *answer, *drafted][-1]]]
         if masks:
@@ -198,7 +198,7 @@ class Drafting:
         ids, probs = draft_distribution(logits, LawColumns.of([law]), VOCAB)
         return ids[0].numpy(), probs[0].numpy()
 
-    def blocks(self, law: Law, name: str, answer: Tokens) -> Iterator[tuple[Tokens, float, SparseQ]]:
+    def blocks(self, law: SamplingParams, name: str, answer: Tokens) -> Iterator[tuple[Tokens, float, SparseQ]]:
         for block in itertools.product(range(VOCAB), repeat=BLOCK):
             chance, sent = 1.0, []
             for k, token in enumerate(block):
@@ -245,7 +245,7 @@ def outcomes(rule: Rule, p: Tensor, block: Tokens, q: SparseQ) -> Iterator[tuple
 
 def emitted(
     name: str,
-    law: Law,
+    law: SamplingParams,
     drafting: Drafting,
     kind: type[GrammarMatcher] = GrammarMatcher,
     lengths: set[int] | None = None,

@@ -26,7 +26,7 @@ from masked_walk import (
 )
 
 from dspark.decoding.masking import Masks, mask
-from dspark.types import NO_Q, Law, Rule
+from dspark.types import NO_Q, Rule, SamplingParams
 from verify_service import packed_step
 from verify_service.grammars.matcher import GrammarMatcher
 
@@ -34,8 +34,8 @@ BOUND, SEEN = 1e-9, 1e-4
 RATIO = [Rule.TOKEN, Rule.BLOCK]
 
 
-def law_of(rule: Rule, **fields: float) -> Law:
-    return Law(rule=rule, **fields)  # type: ignore[arg-type]
+def law_of(rule: Rule, **fields: float) -> SamplingParams:
+    return SamplingParams(rule=rule, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("masks", [False, True], ids=["drafts-free", "drafts-masked"])
@@ -65,7 +65,7 @@ def said(here: Round, grammar: str, block: Tokens) -> Tokens:
 def test_the_coupled_rule_says_what_plain_decoding_says_whatever_is_drafted(grammar: str, temperature: float) -> None:
     answers = set()
     for seed in range(1 if temperature == 0.0 else 6):
-        here = Round(Law(temperature, seed=seed, rule=Rule.COUPLED))
+        here = Round(SamplingParams(temperature, seed=seed, rule=Rule.COUPLED))
         alone = said(here, grammar, ())
         answers.add(alone)
         for length in range(1, BLOCK + 1):

@@ -25,7 +25,7 @@ from dspark.model.formats.convert import to_speculators
 from dspark.model.formats.report import report
 from dspark.model.formats.sharing import without_tables
 from dspark.model.fresh import fresh_drafter
-from dspark.types import Block, Cursor, Law
+from dspark.types import Block, Cursor, SamplingParams
 from tests.unit.model.golden import DATA, TARGET
 
 DRAFTER = DATA / "dspark_vanilla"
@@ -120,7 +120,7 @@ def drafted(folder: Path) -> list[Block]:
         features = torch.randn(count, projection.feature_size, generator=torch.Generator().manual_seed(sequence))
         assert engine.open(Cursor(sequence, 1, 0, count), 100) is None
         engine.ingest(sequence, 1, 0, [0] * count, projection.project(features))
-        items.append(DraftItem(Cursor(sequence, 1, 1, count + 1), 7 + sequence, count, Law(temperature=0.0)))
+        items.append(DraftItem(Cursor(sequence, 1, 1, count + 1), 7 + sequence, count, SamplingParams(temperature=0.0)))
     return engine.draft(items)
 
 

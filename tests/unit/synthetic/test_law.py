@@ -11,7 +11,7 @@ from dspark.synthetic.blocks import BlockMaker
 from dspark.synthetic.law import Keys, SyntheticLaw, beta_quantiles, mix, mix_one
 from dspark.synthetic.rows import SyntheticRows, first_token, read_rows
 from dspark.synthetic.spec import SyntheticSpec, read_spec
-from dspark.types import NO_Q, Cursor, Law, Rule
+from dspark.types import NO_Q, Cursor, Rule, SamplingParams
 
 ACCEPT = {"easy": [0.9, 0.8, 0.7], "hard": [0.5, 0.3, 0.2]}
 MANY = 60_000
@@ -90,7 +90,7 @@ def test_noise_moves_confidences_and_not_acceptance() -> None:
 def test_blocks_repeat_and_change_with_the_seed() -> None:
     def block(seed: int, request_seed: int = 7) -> tuple[int, ...]:
         maker = BlockMaker(SyntheticLaw(spec(seed=seed)), 64)
-        cursors, laws = [Cursor(1, 1, 1, 40)], [Law(seed=request_seed)]
+        cursors, laws = [Cursor(1, 1, 1, 40)], [SamplingParams(seed=request_seed)]
         return maker.make(cursors=cursors, laws=laws, first_tokens=[5], slots=[0], watermarks=[39])[0].token_ids
 
     assert block(0) == block(0)
@@ -100,7 +100,7 @@ def test_blocks_repeat_and_change_with_the_seed() -> None:
 def test_blocks_carry_what_their_ids_were_drawn_from() -> None:
     law = SyntheticLaw(spec())
     maker = BlockMaker(law, 64)
-    laws = [Law(seed=n, temperature=float(n % 2)) for n in range(50)]
+    laws = [SamplingParams(seed=n, temperature=float(n % 2)) for n in range(50)]
     cursors = [Cursor(n, 1, 1, 40 + n) for n in range(50)]
     blocks = maker.make(cursors=cursors, laws=laws, first_tokens=[0] * 50, slots=[0, 2] * 25, watermarks=[9] * 50)
     for block, one in zip(blocks, laws, strict=True):
@@ -111,7 +111,7 @@ def test_blocks_carry_what_their_ids_were_drawn_from() -> None:
 
 
 def test_coupled_blocks_carry_no_distributions() -> None:
-    laws = [Law(rule=Rule.COUPLED), Law(rule=Rule.COUPLED, temperature=0.0)]
+    laws = [SamplingParams(rule=Rule.COUPLED), SamplingParams(rule=Rule.COUPLED, temperature=0.0)]
     cursors = [Cursor(n, 1, 1, 40) for n in range(2)]
     made = BlockMaker(SyntheticLaw(spec()), 64).make(
         cursors=cursors, laws=laws, first_tokens=[0, 1], slots=[0, 0], watermarks=[39, 39]

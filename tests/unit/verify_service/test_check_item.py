@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason
+from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, SamplingParams
 from verify_service.sequences import CachedSequence, VerifyItem, check_item
 
 CURSOR = Cursor(7, 2, 4, 10)  # of the round that is due
@@ -16,7 +16,7 @@ def held() -> CachedSequence:
         sequence=7,
         epoch=2,
         owner=0,
-        law=Law(temperature=0.0, prompt_len=3),
+        law=SamplingParams(temperature=0.0, prompt_len=3),
         prompt_len=5,
         capacity=64,
         keep_features=True,
@@ -70,5 +70,5 @@ def test_an_epoch_ahead_is_unknown_and_so_is_whose_prompt_has_not_ended() -> Non
 def test_the_request_s_own_prompt_is_what_it_gave_wherever_its_answer_goes_on() -> None:
     state = held()
     assert state.given == 3
-    state.law = Law(temperature=0.0)  # an older coordinator does not say
+    state.law = SamplingParams(temperature=0.0)  # an older coordinator does not say
     assert state.given == 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dspark.types import Cursor, Law, Refusal
+from dspark.types import Cursor, Refusal, SamplingParams
 from verify_service.holdings import Holdings
 from verify_service.page_pool import Slots
 from verify_service.sequences import CachedSequence
@@ -37,7 +37,7 @@ class Memory:
         """Admits and runs a prompt."""
         state = self.holdings.admit(
             Cursor(sequence, 1, 0, len(prompt)),
-            Law(temperature=0.0),
+            SamplingParams(temperature=0.0),
             longest,
             keep_features=False,
             owner=0,

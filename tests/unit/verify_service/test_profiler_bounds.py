@@ -34,7 +34,7 @@ def test_a_drafter_of_any_size_can_be_measured(golden_drafter: Path, bounds: dic
 
 
 def test_plain_decoding_pays_for_no_projection(golden_target: Path, golden_drafter: Path) -> None:
-    from dspark.types import NO_Q, Cursor, Law
+    from dspark.types import NO_Q, Cursor, SamplingParams
     from verify_service.sequences import VerifyItem
 
     engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), drafter=str(golden_drafter)))
@@ -42,7 +42,7 @@ def test_plain_decoding_pays_for_no_projection(golden_target: Path, golden_draft
     project = engine.projection.project
     engine.projection.project = lambda taps: (calls.append(len(taps)), project(taps))[1]
     for sequence, keep in ((1, False), (2, True)):
-        engine.open(Cursor(sequence, 0, 0, 3), Law(temperature=0.0), 20, keep)
+        engine.open(Cursor(sequence, 0, 0, 3), SamplingParams(temperature=0.0), 20, keep)
         engine.prefill_chunk(sequence, [5, 6, 7], wants_rows=keep)
         anchor = engine.first_token(sequence)
         engine.verify([VerifyItem(Cursor(sequence, 0, 1, 4), anchor, (), NO_Q, wants_rows=keep)])

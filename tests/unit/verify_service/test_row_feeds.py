@@ -11,7 +11,7 @@ import pytest
 from dspark.rounds.events import DrafterLost, DrafterReady, SendRows, Told
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import read_spec
-from dspark.types import Cursor, Law
+from dspark.types import Cursor, SamplingParams
 from dspark.wire.v1 import features_pb2
 from verify_service import row_feeds
 from verify_service.config import VerifyConfig
@@ -42,7 +42,7 @@ class Feeds:
         self.feeds = RowFeeds(engine, push, loop, lambda came: self.told.extend(came()))
         for sequence in (1, 2):
             ids = [5] * ROWS
-            assert engine.open(Cursor(sequence, 0, 0, ROWS), Law(), ROWS + 1, True, token_ids=ids) is None
+            assert engine.open(Cursor(sequence, 0, 0, ROWS), SamplingParams(), ROWS + 1, True, token_ids=ids) is None
             engine.line_up(PromptPrefill(sequence, 0, ids, False, 0))
             while (progress := engine.prefill_next()) is not None:
                 assert progress.problem is None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dspark.native.compiled import kernels
-from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason, SparseQ, Verdict
+from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, SamplingParams, SparseQ, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.feature_store import FeatureRows
@@ -19,7 +19,7 @@ from verify_service.passes import Pass
 from verify_service.plan import Segment
 from verify_service.sequences import VerifyItem
 
-GREEDY = Law(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77, 19, 54, 2, 61, 70, 11, 93, 25, 38]
 PAIR = dict[str, str]
 

@@ -11,13 +11,13 @@ import torch
 
 from dspark.decoding.shaping import Shaper
 from dspark.model.checkpoint import load_target
-from dspark.types import Cursor, Law, Refusal, RefusalReason, SparseQ, Verdict
+from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams, SparseQ, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
 
 PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77]
-SHAPED = Law(
+SHAPED = SamplingParams(
     0.0, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=1.0, logit_bias=((9, 1.0),), prompt_len=11
 )
 
@@ -27,7 +27,7 @@ def engine(golden_target: Path) -> VerifyEngine:
     return VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=2048))
 
 
-def begin(engine: VerifyEngine, sequence: int, tokens: list[int], law: Law, epoch: int = 1) -> int:
+def begin(engine: VerifyEngine, sequence: int, tokens: list[int], law: SamplingParams, epoch: int = 1) -> int:
     assert engine.open(Cursor(sequence, epoch, 0, len(tokens)), law, 100, False, token_ids=tokens) is None
     for first in range(0, len(tokens), 4):
         engine.prefill_chunk(sequence, tokens[first : first + 4])
@@ -46,7 +46,7 @@ def judge(
     return verdict
 
 
-def plain_greedy(target: Path, law: Law, count: int) -> list[int]:
+def plain_greedy(target: Path, law: SamplingParams, count: int) -> list[int]:
     """Token by token over whole forwards, by the definition."""
     model, tokens = load_target(target).model, list(PROMPT)
     for _ in range(count):
@@ -86,7 +86,7 @@ def test_a_hand_over_counts_what_was_committed_as_the_answer(engine: VerifyEngin
 
 
 def test_neighbours_in_a_pass_do_not_notice(engine: VerifyEngine) -> None:
-    plain = Law(0.0)
+    plain = SamplingParams(0.0)
     tokens = {1: [*PROMPT, begin(engine, 1, PROMPT, plain)], 2: [*PROMPT, begin(engine, 2, PROMPT, SHAPED)]}
     alone = judge(engine, 1, 1, tokens[1], [])
     tokens[3] = [*PROMPT, begin(engine, 3, PROMPT, plain)]
@@ -99,12 +99,12 @@ def test_neighbours_in_a_pass_do_not_notice(engine: VerifyEngine) -> None:
 @pytest.mark.parametrize(
     ("law", "field"),
     [
-        (Law(logit_bias=((128, 1.0),)), "law.logit_bias"),
-        (Law(min_tokens=1, stop_token_ids=(2**32 - 1,)), "law.stop_token_ids"),
-        (Law(min_tokens=1, stop_token_ids=tuple(range(128))), "law.min_tokens"),
+        (SamplingParams(logit_bias=((128, 1.0),)), "law.logit_bias"),
+        (SamplingParams(min_tokens=1, stop_token_ids=(2**32 - 1,)), "law.stop_token_ids"),
+        (SamplingParams(min_tokens=1, stop_token_ids=tuple(range(128))), "law.min_tokens"),
     ],
 )
-def test_a_law_of_another_vocabulary_is_refused_by_field(engine: VerifyEngine, law: Law, field: str) -> None:
+def test_a_law_of_another_vocabulary_is_refused_by_field(engine: VerifyEngine, law: SamplingParams, field: str) -> None:
     refused = engine.open(Cursor(1, 1, 0, 3), law, 20, False)
     assert isinstance(refused, Refusal)
     assert (refused.reason, refused.message.split(":")[0]) == (RefusalReason.INVALID, field)
@@ -112,7 +112,7 @@ def test_a_law_of_another_vocabulary_is_refused_by_field(engine: VerifyEngine, l
 
 
 def test_log_probabilities_of_an_anchor_and_of_a_verdict_are_told(engine: VerifyEngine) -> None:
-    law = Law(0.0, logprobs=2)
+    law = SamplingParams(0.0, logprobs=2)
     tokens = [*PROMPT, begin(engine, 1, PROMPT, law)]
     (told,) = engine.anchor_logprobs(1)
     assert (told.top_ids[0], told.top_logprobs[0]) == (tokens[-1], told.logprob), "greedy takes the likeliest"
@@ -124,7 +124,7 @@ def test_log_probabilities_of_an_anchor_and_of_a_verdict_are_told(engine: Verify
 def test_a_bug_at_one_sequence_refuses_it_and_nobody_else(
     engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    laws = {1: Law(0.0), 2: SHAPED, 3: Law(0.0, presence_penalty=0.5, prompt_len=11)}
+    laws = {1: SamplingParams(0.0), 2: SHAPED, 3: SamplingParams(0.0, presence_penalty=0.5, prompt_len=11)}
     tokens = {sequence: [*PROMPT, begin(engine, sequence, PROMPT, law)] for sequence, law in laws.items()}
     inner = getattr(Shaper, broken)
 

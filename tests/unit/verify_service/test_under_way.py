@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason, Rule, SparseQ, Verdict
+from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, Rule, SamplingParams, SparseQ, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.feature_store import FeatureRows
@@ -21,7 +21,7 @@ from verify_service.interface import PromptPrefill, RowSpan
 from verify_service.sequences import VerifyItem
 from verify_service.synthetic import SyntheticVerifyEngine
 
-GREEDY = Law(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77, 19, 54, 2, 61, 70, 11, 93, 25, 38]
 
 
@@ -47,7 +47,7 @@ def engine(request: pytest.FixtureRequest, config: VerifyConfig, tmp_path: Path)
     )
 
 
-def take_in(engine: Any, sequence: int, law: Law = GREEDY, epoch: int = 1) -> list[int]:
+def take_in(engine: Any, sequence: int, law: SamplingParams = GREEDY, epoch: int = 1) -> list[int]:
     """Opens and prefills by itself; all its tokens."""
     prompt = [sequence, *PROMPT]
     problem = engine.open(Cursor(sequence, epoch, 0, len(prompt)), law, 120, True, token_ids=prompt)
@@ -77,7 +77,11 @@ def run(*steps: Any) -> None:
     assert not thread.is_alive()
 
 
-LAWS = [GREEDY, Law(temperature=1.0, seed=7, rule=Rule.BLOCK), Law(temperature=1.0, seed=8, rule=Rule.TOKEN)]
+LAWS = [
+    GREEDY,
+    SamplingParams(temperature=1.0, seed=7, rule=Rule.BLOCK),
+    SamplingParams(temperature=1.0, seed=8, rule=Rule.TOKEN),
+]
 
 
 def rounds(engine: VerifyEngine, *, split: bool) -> Iterator[tuple[list[Verdict], list[torch.Tensor]]]:

@@ -10,13 +10,13 @@ import torch
 
 from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.target import TargetTaps
-from dspark.types import Cursor, Law, Refusal, RefusalReason, SparseQ, Verdict
+from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams, SparseQ, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.feature_store import FeatureRows
 from verify_service.sequences import VerifyItem
 
-GREEDY = Law(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77]
 
 
@@ -25,7 +25,9 @@ def engine(golden_target: Path, golden_drafter: Path) -> VerifyEngine:
     return VerifyEngine.load(VerifyConfig(target=str(golden_target), drafter=str(golden_drafter), kv_tokens=2048))
 
 
-def begin(engine: VerifyEngine, sequence: int, prompt: list[int], law: Law = GREEDY, *, keep: bool = True) -> int:
+def begin(
+    engine: VerifyEngine, sequence: int, prompt: list[int], law: SamplingParams = GREEDY, *, keep: bool = True
+) -> int:
     assert engine.open(Cursor(sequence, 1, 0, len(prompt)), law, 100, keep) is None
     for first in range(0, len(prompt), 4):
         engine.prefill_chunk(sequence, prompt[first : first + 4])
@@ -75,7 +77,12 @@ def test_feature_rows_are_the_projected_taps_of_committed_tokens_only(
 
 
 def test_a_packed_cohort_decides_as_each_would_alone_whatever_the_law(engine: VerifyEngine) -> None:
-    laws = [GREEDY, Law(temperature=1.0, seed=3), Law(temperature=0.7, top_k=5, seed=4), Law(temperature=1.5, seed=5)]
+    laws = [
+        GREEDY,
+        SamplingParams(temperature=1.0, seed=3),
+        SamplingParams(temperature=0.7, top_k=5, seed=4),
+        SamplingParams(temperature=1.5, seed=5),
+    ]
     draws = np.random.default_rng(1)
     items = []
     for base in (0, 100):  # the same sequences twice: once for company, once alone

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.errors import PeerError
-from dspark.types import Law, Rule, ScoredToken
+from dspark.types import Rule, SamplingParams, ScoredToken
 from dspark.wire import codec
 from dspark.wire.tensors import FP8, read_tensor, write_rows, write_tensor
 from dspark.wire.v1 import types_pb2
@@ -20,7 +20,7 @@ NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
 
 @given(st.floats(0, 100), st.floats(0.001, 1), U32, st.integers(0, 2**64 - 1), U32, st.sampled_from(list(Rule)))
 def test_law_there_and_back(t: float, p: float, k: int, seed: int, choice: int, rule: Rule) -> None:
-    law = Law(t, p, k, seed, choice, rule)
+    law = SamplingParams(t, p, k, seed, choice, rule)
     assert codec.read_law(codec.write_law(law)) == law
 
 
@@ -53,7 +53,7 @@ def test_a_law_that_shapes_logits_there_and_back(
     ends: list[int],
     logprobs: int | None,
 ) -> None:
-    law = Law(
+    law = SamplingParams(
         min_p=min_p,
         repetition_penalty=repetition,
         presence_penalty=penalties[0],
@@ -64,14 +64,14 @@ def test_a_law_that_shapes_logits_there_and_back(
         logprobs=logprobs,
         prompt_len=lengths[1],
     )
-    assert codec.read_law(codec.write_law(Law(seed=law.min_tokens))) == Law(seed=law.min_tokens)
+    assert codec.read_law(codec.write_law(SamplingParams(seed=law.min_tokens))) == SamplingParams(seed=law.min_tokens)
     if not law.plain or law.prompt_len:
         assert codec.read_law(codec.write_law(law)) == law
 
 
 def test_a_law_of_an_older_coordinator_asks_for_nothing_more() -> None:
     law = codec.read_law(types_pb2.Law(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN))
-    assert law == Law()
+    assert law == SamplingParams()
     assert law.plain
     assert not law.shapes
 

@@ -35,13 +35,13 @@ from dspark.rounds.events import (
     Why,
 )
 from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
-from dspark.types import Draws, Law, RefusalReason, Rule, ScoredPrompt, ScoredToken
+from dspark.types import Draws, RefusalReason, Rule, SamplingParams, ScoredPrompt, ScoredToken
 from dspark.wire import orders
 from dspark.wire.control_down import read_down, write_down
 from dspark.wire.control_up import read_up, write_up
 from dspark.wire.v1 import draft_pb2, verify_pb2
 
-LAW = Law(temperature=0.5, seed=9, rule=Rule.COUPLED, prompt_len=3)
+LAW = SamplingParams(temperature=0.5, seed=9, rule=Rule.COUPLED, prompt_len=3)
 ADMISSION = Admission(Admit(7, 2, 3, 20, frozenset({5, 1}), 4), [10, 11, 12], LAW, 23, True, "acme", 2, True)
 TERMS = Terms(PlanKind.PRICE, 5, 0.25, 1.5, 100)
 PLAN = Plan(

@@ -18,8 +18,8 @@ from dspark.types import (
     MAX_REPETITION,
     Constraint,
     ConstraintKind,
-    Law,
     Rule,
+    SamplingParams,
 )
 from dspark.wire.codec import read_constraint
 from dspark.wire.v1 import generate_pb2
@@ -29,7 +29,7 @@ MAX_CHOICES = 16
 _PARAMS = "sampling_params"
 
 
-def read_law(
+def read_sampling_params(
     message: generate_pb2.GenerateRequest,
     rule: Rule,
     draw_seed: Callable[[], int],
@@ -38,12 +38,12 @@ def read_law(
     max_tokens: int,
     stop_ids: Collection[int],
     vocab_size: int,
-) -> Law:
+) -> SamplingParams:
     """The law of the first answer; the others differ in `choice` alone."""
     params = message.sampling_params
     min_tokens = _min_tokens(params, max_tokens, stop_ids, vocab_size)
     presence, frequency = _penalty(params, "presence_penalty"), _penalty(params, "frequency_penalty")
-    return Law(
+    return SamplingParams(
         temperature=_number(
             params, "temperature", 1.0, lambda t: math.isfinite(t) and t >= 0, "finite and not negative"
         ),
