@@ -159,6 +159,9 @@ class VerifyEnginePort(Protocol):
     def attention_path(self) -> str: ...
 
     @property
+    def attention_reason(self) -> str: ...
+
+    @property
     def device(self) -> object: ...
 
     @property

@@ -36,6 +36,7 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
             hidden_size=engine.feature_width,
             projection=projection.fingerprint if projection is not None else "",
             attention_path=engine.attention_path,
+            attention_reason=engine.attention_reason,
             load=codec.write_load(
                 engine.held, device.queued, device.busy_s + (passes.busy_s if passes is not None else 0.0)
             ),

@@ -52,6 +52,7 @@ class SyntheticVerifyEngine:
     """Keeps `interface.Engine`."""
 
     attention_path = "synthetic"
+    attention_reason = "no weights are here"
     device = "synthetic"
     dtype = "none"
 

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class VerifierDescription(_message.Message):
-    __slots__ = ("incarnation", "pid", "model", "fingerprint", "vocab_size", "context_length", "hidden_size", "projection", "page_size", "attention_path", "device", "dtype", "cost", "load", "feature_dtype", "stop_token_ids", "draining", "metrics_port", "warm")
+    __slots__ = ("incarnation", "pid", "model", "fingerprint", "vocab_size", "context_length", "hidden_size", "projection", "page_size", "attention_path", "device", "dtype", "cost", "load", "feature_dtype", "stop_token_ids", "draining", "metrics_port", "warm", "attention_reason")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class VerifierDescription(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     METRICS_PORT_FIELD_NUMBER: _ClassVar[int]
     WARM_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_REASON_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     pid: int
     model: str
@@ -48,7 +49,8 @@ class VerifierDescription(_message.Message):
     draining: bool
     metrics_port: int
     warm: bool
-    def __init__(self, incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., hidden_size: _Optional[int] = ..., projection: _Optional[str] = ..., page_size: _Optional[int] = ..., attention_path: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., cost: _Optional[_Union[_types_pb2.CostCurve, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., feature_dtype: _Optional[str] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., draining: _Optional[bool] = ..., metrics_port: _Optional[int] = ..., warm: _Optional[bool] = ...) -> None: ...
+    attention_reason: str
+    def __init__(self, incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., hidden_size: _Optional[int] = ..., projection: _Optional[str] = ..., page_size: _Optional[int] = ..., attention_path: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., cost: _Optional[_Union[_types_pb2.CostCurve, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., feature_dtype: _Optional[str] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., draining: _Optional[bool] = ..., metrics_port: _Optional[int] = ..., warm: _Optional[bool] = ..., attention_reason: _Optional[str] = ...) -> None: ...
 
 class Draws(_message.Message):
     __slots__ = ("drafter_version", "slots", "places", "drift", "variance", "blocks", "luck", "luck_variance")
