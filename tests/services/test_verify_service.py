@@ -44,7 +44,8 @@ async def test_per_request_caches_give_the_same_tokens(golden_target: Path, gold
         drafter(golden_drafter) as d,
         conducting(v, planned(PlanKind.FIXED, 3)) as conductor,
     ):
-        assert (await described(v)).attention_path == "stateful"
+        said = await described(v)
+        assert (said.attention_path, said.attention_reason) == ("stateful", "asked for by configuration")
         conductor.know(1, d)
         asked = [conductor.ask(PROMPT, SamplingParams(temperature=0.0), 40, drafter=1) for _ in range(2)]
         assert await conductor.tokens(*asked) == [expected, expected]
