@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.block_rule import chances
-from dspark.decoding.race import times, winners
+from dspark.decoding.gumbel import times, winners
 from dspark.decoding.ratio import sent
 from dspark.decoding.sampling import LawColumns, distribution
 from dspark.decoding.slots import Slots

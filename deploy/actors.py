@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.rooms import start_room
+from deploy.service_registry import start_room
 from deploy.topology import ProcessRole
 from dspark.errors import ConfigError, DsparkError
 from dspark.runtime.identity import DEFAULT_CELL, put_token, state_dir

@@ -13,7 +13,7 @@ from deploy.autoscale_config import AutoscaleConfig
 from deploy.config import NO_DRAFTER, TLS_FILES, ClusterConfig
 from deploy.head import free_ports
 from deploy.placement import homes
-from deploy.rooms import load_settings
+from deploy.service_registry import load_settings
 from deploy.topology import ProcessRole, Topology, desired
 from dspark.errors import ConfigError
 from dspark.runtime.config import load_config

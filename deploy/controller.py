@@ -19,12 +19,12 @@ import structlog
 from deploy import reconcile
 from deploy.autoscale import Autoscaler
 from deploy.autoscale_config import AutoscaleConfig
+from deploy.draining import Departures
 from deploy.fleet import Announcer, Fleet, Pending, StartedProcess, StartFailed
-from deploy.leaving import Departures
+from deploy.load_report import LoadSample, LoadWindow
 from deploy.probe import Health, Probe
-from deploy.readings import Look, ReadingWindow
 from deploy.reconcile import Observed, Phase, Start, Stop
-from deploy.rooms import ROOMS
+from deploy.service_registry import ROOMS
 from deploy.topology import ProcessRole, Replica, Topology, adopted, resized
 from dspark.errors import ConfigError, DsparkError
 from dspark.runtime.tls import Tls
@@ -115,7 +115,7 @@ class Controller:
     def follow_load(self, on: bool) -> None:
         """Whether the pools change their sizes by themselves from now on."""
         self._autoscaler = Autoscaler(self._scaling) if on else None
-        self._window = ReadingWindow(self._scaling.window_s)
+        self._window = LoadWindow(self._scaling.window_s)
         log.info("autoscale.set", on=on)
 
     def _resize(self, verifiers: int, drafters: int, why: str) -> None:
@@ -292,7 +292,7 @@ class Controller:
             return
         self._looked = now
         try:
-            self._window.add(Look(now, await self._announcer.status(coordinator)))
+            self._window.add(LoadSample(now, await self._announcer.status(coordinator)))
         except DsparkError as error:
             log.warning("autoscale.no_status", reason=str(error))
             return
@@ -301,9 +301,7 @@ class Controller:
         )
         if not settled:
             self._give_back(scaler, now)
-            self._window = ReadingWindow(
-                self._scaling.window_s
-            )  # what was seen of other sizes says nothing about these
+            self._window = LoadWindow(self._scaling.window_s)  # what was seen of other sizes says nothing about these
         if self._window.span_s <= 0:
             return
         sizes = self.sizes()

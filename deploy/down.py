@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deploy import ray_environment
 from deploy.head import Head, environment, stop_head
-from deploy.marks import end_all, has_marks, marked
+from deploy.process_tags import end_all, has_marks, marked
 from dspark.client import Client, NoCell, find_cell
 from dspark.client.cell import Cell, cell_file, is_alive, remove_cell
 from dspark.errors import DsparkError

@@ -17,7 +17,7 @@ from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.marks import VARIABLE, end_all
+from deploy.process_tags import VARIABLE, end_all
 from deploy.ray_auth import is_guarded
 from dspark.errors import Unavailable
 from dspark.runtime.identity import write_token

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from deploy.readings import DRAFT_RPC, ReadingWindow
+from deploy.load_report import DRAFT_RPC, LoadWindow
 from dspark.client import CellStatus, MeasuredCost
 
 MOST_DRAFTERS = 256
@@ -94,7 +94,7 @@ def hint(
 
 
 def hint_of(
-    window: ReadingWindow, *, streams: int | None = None, busy: float = 0.7, context: float = 256.0
+    window: LoadWindow, *, streams: int | None = None, busy: float = 0.7, context: float = 256.0
 ) -> Hint | None:
     """From a running cell: its curves, its hops, what its rounds verify. None without drafters or curves."""
     status = window.newest.status

@@ -15,7 +15,7 @@ from typing import Any
 
 from deploy import ray_environment
 from deploy.head import Head, start_head, stop_head
-from deploy.marks import new_cell_id
+from deploy.process_tags import new_cell_id
 from dspark.errors import ConfigError, DsparkError
 from dspark.runtime.identity import state_dir
 from dspark.training.record import Log

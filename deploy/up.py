@@ -14,7 +14,7 @@ from deploy.cell_plan import has_http, plan_topology, token_files, within
 from deploy.config import ClusterConfig
 from deploy.fleet import NothingStarted
 from deploy.head import Head, free_ports, start_head, stop_head
-from deploy.marks import new_cell_id
+from deploy.process_tags import new_cell_id
 from deploy.ray_auth import check_guarded
 from deploy.reserving import Node, reserve
 from deploy.topology import ProcessRole, Topology

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draft_service.context_table import Context, ContextTable
 from draft_service.interface import Rows as Rows
-from draft_service.ledger import Context, Ledger
 from dspark.decoding.shaping import Shaper
 from dspark.model.family import ContextTokens, Drafter, Entries, PagedEntries
 from dspark.model.scratch import Scratch
@@ -38,7 +38,7 @@ class DraftContext(Context):
         self.made, self.shaper = 0, None
 
 
-class ContextStore(Ledger[DraftContext]):
+class ContextStore(ContextTable[DraftContext]):
     """All contexts of one drafter. Used on the device thread only."""
 
     def __init__(self, drafter: Drafter, *, tokens: int, page_size: int, max_sequences: int) -> None:

@@ -18,7 +18,7 @@ from draft_service.contexts import ContextStore
 from draft_service.interface import DrafterShape, Rows
 from draft_service.interface import DraftItem as DraftItem
 from draft_service.loading import load_parts
-from draft_service.walk import walk
+from draft_service.sample_block import sample_block
 from dspark.decoding.shaping import Shaper, law_problem
 from dspark.model.calibration import Calibration
 from dspark.model.family import Drafter, Proposal
@@ -219,7 +219,7 @@ class DraftEngine:
         slots = size if self.config.whole_blocks else max(wanted)
         with torch.inference_mode():
             proposal, anchors = self.propose(items, slots)
-            drawn = walk(
+            drawn = sample_block(
                 proposal,
                 self._calibration,
                 anchors,

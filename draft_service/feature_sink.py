@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import grpc
 import structlog
 
-from draft_service.arrivals import Arrivals, Outcome
+from draft_service.feature_receiver import FeatureReceiver, Outcome
 from draft_service.interface import DraftEnginePort, Rows
 from draft_service.keys import ContextKeys
 from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
@@ -74,7 +74,13 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
     """Accepts pushed rows."""
 
     def __init__(
-        self, *, engine: DraftEnginePort, arrivals: Arrivals, metrics: Metrics, incarnation: int, keys: ContextKeys
+        self,
+        *,
+        engine: DraftEnginePort,
+        arrivals: FeatureReceiver,
+        metrics: Metrics,
+        incarnation: int,
+        keys: ContextKeys,
     ) -> None:
         self._engine, self._keys = engine, keys
         self._arrivals = arrivals

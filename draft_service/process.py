@@ -9,9 +9,9 @@ from functools import partial
 import structlog
 
 from draft_service import feature_sink, rounds, service
-from draft_service.arrivals import Arrivals
 from draft_service.config import DraftConfig
 from draft_service.drafting import Drafting
+from draft_service.feature_receiver import FeatureReceiver
 from draft_service.feature_sink import FeatureSink
 from draft_service.interface import DraftEnginePort
 from draft_service.keys import ContextKeys
@@ -51,7 +51,7 @@ async def start(config: DraftConfig, *, name: str = "draft/0") -> WorkerProcess[
 
 
 def _services(worker: Worker[DraftEnginePort]) -> Services:
-    arrivals = Arrivals(worker.engine, worker.device)
+    arrivals = FeatureReceiver(worker.engine, worker.device)
     keys = ContextKeys()
     loop = asyncio.get_running_loop()
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from draft_service.config import DraftConfig
+from draft_service.context_table import Context, ContextTable
 from draft_service.interface import DrafterShape, DraftItem, Rows
-from draft_service.ledger import Context, Ledger
 from dspark.errors import PeerError
 from dspark.pages import Held
 from dspark.runtime.cost_store import Curve
@@ -58,7 +58,7 @@ class SyntheticDraftEngine:
         self._law = SyntheticLaw(spec)
         self._blocks = BlockMaker(self._law, self.q_entries)
         self._pace = Pace(spec.jitter, spec.seed + 1)
-        self._contexts = Ledger(
+        self._contexts = ContextTable(
             _Context,
             tokens=config.context_tokens,
             page_size=config.page_size,

@@ -5,9 +5,8 @@ whole. Contiguous runs are preferred, because a run can be sliced where scattere
 
 For contexts that are written once and shared with nobody, as a drafter's are, this is all there is to know. A target's
 pages are shared between prompts that begin alike, kept after their sequence and taken back under pressure; who holds a
-page is then a count and not an owner, and `verify_service.page_pool` keeps that count page by page. Neither is a case
-of the other: a run that belongs to one key needs no holders, and a page with several holders belongs to no run.
-
+page is then a count and not an owner, and `verify_service.kv_block_pool` keeps that count page by page. Neither is a
+case of the other: a run that belongs to one key needs no holders, and a page with several holders belongs to no run.
 Invariant: every page is either in exactly one free run or in exactly one reservation.
 """
 

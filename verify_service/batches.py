@@ -16,9 +16,9 @@ import torch
 
 from dspark.types import Cursor, Refusal, RefusalReason, Verdict
 from verify_service.config import VerifyConfig
-from verify_service.holdings import Holdings
 from verify_service.interface import Judged, Progress, PromptPrefill
 from verify_service.judging import unready
+from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.packed_step import PackedStep, PromptChunk
 from verify_service.sequences import CachedSequence, VerifyItem, check_item, invalid, unknown
 from verify_service.under_way import Batch, UnderWay
@@ -33,7 +33,7 @@ class Batches:
     def __init__(
         self,
         step: PackedStep,
-        holdings: Holdings,
+        holdings: KVCacheManager,
         config: VerifyConfig,
         vocab_size: int,
         device: torch.device,

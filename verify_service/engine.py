@@ -22,14 +22,14 @@ from verify_service.batches import Batches
 from verify_service.config import VerifyConfig
 from verify_service.feature_store import FeatureRows, FeatureStore
 from verify_service.grammars.grammars import Grammars
-from verify_service.holdings import Holdings
 from verify_service.interface import Grammar, KeptRows, Progress, PromptPrefill, RowSpan
 from verify_service.interface import Judged as Judged
 from verify_service.judging import Sampler, judge_each, matcher_of, rule_problem, shaper_of, told
+from verify_service.kv_block_pool import Slots
+from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.loading import load_parts
+from verify_service.model_runner import ModelRunner, Runner
 from verify_service.packed_step import PackedStep, PromptChunk
-from verify_service.page_pool import Slots
-from verify_service.passes import PackedRunner, Runner
 from verify_service.sequences import VerifyItem, check_prompt, invalid, stale, unknown
 from verify_service.under_way import UnderWay
 
@@ -56,13 +56,13 @@ class VerifyEngine:
         store = None
         if projection is not None:
             store = FeatureStore(pages * config.page_size, projection, config.feature_dtype)
-        self._holdings = Holdings(
+        self._holdings = KVCacheManager(
             pages=pages,
             page_size=config.page_size,
             most=config.max_sequences,
             store=store,
             keep_prefixes=config.prefix_cache and runner.path == "paged",
-            copy=self._copy if isinstance(runner, PackedRunner) and runner.likes_rows else None,
+            copy=self._copy if isinstance(runner, ModelRunner) and runner.likes_rows else None,
         )
         self._grammars = Grammars(target.folder, target.vocab_size, target.stop_ids)
         self._step = PackedStep(runner, self._holdings, sampler)
@@ -336,6 +336,6 @@ class VerifyEngine:
 
     def _copy(self, source: Slots, target: Slots) -> None:
         """Keys and values of pages that no pass writes, into pages that none reads yet."""
-        assert isinstance(self._runner, PackedRunner)
+        assert isinstance(self._runner, ModelRunner)
         with self._step.device:
             self._runner.copy(source, target)

@@ -21,7 +21,7 @@ from dspark.model.context import Projection
 from dspark.wire import tensors
 from dspark.wire.orders import PackedRows
 from dspark.wire.v1 import types_pb2
-from verify_service.page_pool import Slots
+from verify_service.kv_block_pool import Slots
 
 ROW_DTYPE = torch.bfloat16  # precision of features cannot change the law of the output
 OWED = 256  # rows at most: a few milliseconds of a projection, and megabytes of taps

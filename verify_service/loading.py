@@ -22,7 +22,7 @@ from dspark.model.placement import free_bytes, pick_device, pick_dtype, slot_byt
 from dspark.model.target import TargetTaps, decoder_layers
 from verify_service import kernels, reach, rotation, self_test
 from verify_service.config import VerifyConfig
-from verify_service.passes import PackedRunner, Runner
+from verify_service.model_runner import ModelRunner, Runner
 from verify_service.stateful import StatefulRunner
 
 log = structlog.get_logger("dspark.verify")
@@ -108,7 +108,7 @@ def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps |
 
 def _packed(
     config: VerifyConfig, target: LoadedTarget, taps: TargetTaps | None, cases: list[self_test.Case]
-) -> PackedRunner | str:
+) -> ModelRunner | str:
     """The fastest packed runner that is right for this model, or why none is."""
     model = target.model
     turned = rotation.find(model)
@@ -128,7 +128,7 @@ def _packed(
     for kernel, lean in itertools.product((found, None) if found else (None,), (True, False)):
         if lean and not config.lean_layers:
             continue
-        packed = PackedRunner(
+        packed = ModelRunner(
             model,
             taps,
             num_slots,

@@ -23,9 +23,9 @@ from dspark.decoding.logprobs import prompt_logprobs
 from dspark.decoding.masking import Masks, mask
 from dspark.types import Draws, Refusal, ScoredPrompt, ScoredToken, Verdict
 from verify_service.feature_store import FeatureRows
-from verify_service.holdings import Holdings
 from verify_service.judging import Sampler, masks_of, shaper_of, told
-from verify_service.passes import Pass, Runner
+from verify_service.kv_cache_manager import KVCacheManager
+from verify_service.model_runner import Pass, Runner
 from verify_service.plan import Segment
 from verify_service.sequences import CachedSequence, VerifyItem, failed, unknown
 
@@ -98,7 +98,7 @@ class Stepped(NamedTuple):
 class PackedStep:
     """How one engine runs passes."""
 
-    def __init__(self, runner: Runner, holdings: Holdings, sampler: Sampler) -> None:
+    def __init__(self, runner: Runner, holdings: KVCacheManager, sampler: Sampler) -> None:
         self._runner, self._holdings, self._sampler = runner, holdings, sampler
         self.device = threading.Lock()  # who computes on tensors that passes share
         self._near_ties: Counter[int] = Counter()

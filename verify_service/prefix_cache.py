@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from verify_service.page_pool import PagePool
+from verify_service.kv_block_pool import KVBlockPool
 
 
 class _Kept(NamedTuple):
@@ -27,7 +27,7 @@ class _Kept(NamedTuple):
 class PrefixCache:
     """One holder of pages among others."""
 
-    def __init__(self, pool: PagePool, *, enabled: bool = True, most: int | None = None) -> None:
+    def __init__(self, pool: KVBlockPool, *, enabled: bool = True, most: int | None = None) -> None:
         self._pool, self._enabled = pool, enabled
         self._most = pool.total if most is None else most  # pages kept
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # least recently used first

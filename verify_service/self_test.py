@@ -18,7 +18,7 @@ from dspark.model.checkpoint import LoadedTarget
 from dspark.model.releases import cache_argument
 from dspark.model.target import beyond_keys
 from verify_service import rotation
-from verify_service.passes import Runner
+from verify_service.model_runner import Runner
 from verify_service.plan import Segment
 from verify_service.rotation import LengthRotation
 from verify_service.stateful import use_own_attention

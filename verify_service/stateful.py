@@ -14,8 +14,8 @@ from dspark.model.releases import cache_argument, returned_cache, takes_position
 from dspark.model.target import TargetTaps, beyond_keys
 from verify_service import rotation
 from verify_service.kept_state import REPLAYED_AT_MOST, KeptState
-from verify_service.page_pool import Slots
-from verify_service.passes import Pass
+from verify_service.kv_block_pool import Slots
+from verify_service.model_runner import Pass
 from verify_service.plan import Segment
 
 

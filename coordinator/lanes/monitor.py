@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from coordinator.lanes.sequential import log_wealth
+from coordinator.lanes.sequential_test import log_wealth
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Draws, Rule, SamplingParams
 

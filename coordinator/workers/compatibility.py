@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.lanes.facts import DrafterFacts, VerifierFacts
-from dspark.tie import difference
+from dspark.fingerprint import difference
 
 _LEAST = {"vocab_size": 1, "context_length": 2, "block_size": 1}  # a token, and one more behind it
 

@@ -27,7 +27,7 @@ def configuration() -> str:
     """Every key of every configuration class: type, default, meaning."""
     from deploy.autoscale_config import AutoscaleConfig
     from deploy.config import ClusterConfig
-    from deploy.rooms import ROOMS, config_class
+    from deploy.service_registry import ROOMS, config_class
 
     lines = [
         "# Configuration",
@@ -89,7 +89,7 @@ def _every_command() -> Iterator[tuple[str, argparse.ArgumentParser, str]]:
 
 def _shared_by_roles() -> argparse.ArgumentParser:
     """What every role of `dspark serve` takes besides the keys of its section."""
-    from deploy.rooms import config_class
+    from deploy.service_registry import config_class
     from deploy.topology import ProcessRole
     from dspark.cli import serve
 

@@ -34,7 +34,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 def room_parser(role: str) -> argparse.ArgumentParser:
     """Options of one room, read from its configuration class."""
-    from deploy.rooms import config_class
+    from deploy.service_registry import config_class
     from deploy.topology import ProcessRole
 
     cls = config_class(ProcessRole(role))
@@ -62,7 +62,7 @@ def room_parser(role: str) -> argparse.ArgumentParser:
 def _serve(args: argparse.Namespace) -> int:
     given = room_parser(args.role).parse_args(args.rest)
     args.debug = args.debug or given.debug
-    from deploy.rooms import config_class, load_settings, start_room
+    from deploy.service_registry import config_class, load_settings, start_room
     from deploy.topology import ProcessRole
     from dspark.runtime.parent import end_with
     from dspark.runtime.process import Process, run_until_signal

@@ -70,13 +70,13 @@ def _hint(reply: CellStatus, streams: int | None) -> dict[str, Any] | None:
     """What the measured costs ask for, see `deploy.sizing`; None without drafters or cost curves."""
     from dataclasses import asdict
 
-    from deploy.readings import Look, ReadingWindow
+    from deploy.load_report import LoadSample, LoadWindow
     from deploy.sizing import hint_of
 
     if streams is not None and streams < 1:
         raise ConfigError(f"streams: {streams} is less than 1")
-    window = ReadingWindow(0.0)
-    window.add(Look(0.0, reply))
+    window = LoadWindow(0.0)
+    window.add(LoadSample(0.0, reply))
     hint = hint_of(window, streams=streams)
     return asdict(hint) | {"sentence": hint.sentence()} if hint is not None else None
 

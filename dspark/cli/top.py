@@ -15,7 +15,7 @@ from dspark.errors import DsparkError, Expired, Unavailable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-ReadingWindow = Any  # a `deploy.readings.Window`: rooms are imported inside functions alone
+LoadWindow = Any  # a `deploy.load_report.Window`: rooms are imported inside functions alone
 
 WINDOW_S = 10.0
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -35,30 +35,30 @@ def _top(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from deploy.readings import Look, ReadingWindow
+    from deploy.load_report import LoadSample, LoadWindow
     from dspark.cli.generate import open_client
 
     every = max(args.every, 0.1)
-    window, console = ReadingWindow(WINDOW_S), Console()
+    window, console = LoadWindow(WINDOW_S), Console()
     with open_client(args) as client:
-        window.add(Look(time.monotonic(), client.status()))
+        window.add(LoadSample(time.monotonic(), client.status()))
         if args.once:
             time.sleep(every)
-            window.add(Look(time.monotonic(), client.status()))
+            window.add(LoadSample(time.monotonic(), client.status()))
             console.print(frame(window, client.endpoint))
             return 0
         with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
             while True:
                 time.sleep(every)
                 try:
-                    window.add(Look(time.monotonic(), client.status()))
+                    window.add(LoadSample(time.monotonic(), client.status()))
                 except (Unavailable, Expired) as error:
                     live.update(_gone(error), refresh=True)
                 else:
                     live.update(frame(window, client.endpoint), refresh=True)
 
 
-def frame(window: ReadingWindow, endpoint: str) -> RenderableType:
+def frame(window: LoadWindow, endpoint: str) -> RenderableType:
     """What is shown: the cell, its pools, its lanes, the hint."""
     from rich.console import Group
     from rich.text import Text
@@ -72,10 +72,10 @@ def frame(window: ReadingWindow, endpoint: str) -> RenderableType:
     return Group(*parts)
 
 
-def _cell(window: ReadingWindow, endpoint: str) -> RenderableType:
+def _cell(window: LoadWindow, endpoint: str) -> RenderableType:
     from rich.table import Table
 
-    from deploy.readings import PER_TOKEN, QUEUE, TTFT
+    from deploy.load_report import PER_TOKEN, QUEUE, TTFT
 
     status = window.newest.status
     rounds = window.total("dspark_rounds_total")
@@ -99,7 +99,7 @@ def _cell(window: ReadingWindow, endpoint: str) -> RenderableType:
     return table
 
 
-def _pools(window: ReadingWindow) -> RenderableType:
+def _pools(window: LoadWindow) -> RenderableType:
     from rich.table import Table
 
     busy = window.busy("verify") | window.busy("draft")
@@ -119,10 +119,10 @@ def _pools(window: ReadingWindow) -> RenderableType:
     return table
 
 
-def _lanes(window: ReadingWindow) -> RenderableType:
+def _lanes(window: LoadWindow) -> RenderableType:
     from rich.table import Table
 
-    from deploy.readings import DRAFT_RPC, VERIFY_RPC
+    from deploy.load_report import DRAFT_RPC, VERIFY_RPC
 
     table = Table(box=None, pad_edge=False)
     for name in ("lane", "running", "waiting", "policy", "drafters"):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dspark.decoding.race import times, times_of, winners
+from dspark.decoding.gumbel import times, times_of, winners
 from dspark.decoding.sampling import LawColumns, distribution, draft_uniforms, draw_sparse
 from dspark.types import Cursor, Rule, SamplingParams
 

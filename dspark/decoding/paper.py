@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.decoding.race import times, winners
+from dspark.decoding.gumbel import times, winners
 from dspark.decoding.ratio import residual
 from dspark.decoding.token_rule import accept_probability
 from dspark.types import SamplingParams, SparseQ

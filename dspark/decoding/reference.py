@@ -17,8 +17,8 @@ from torch import Tensor
 
 from dspark.decoding import paper
 from dspark.decoding.acceptance import first_token
+from dspark.decoding.gumbel import times_of, winners
 from dspark.decoding.philox import Purpose, uniforms
-from dspark.decoding.race import times_of, winners
 from dspark.decoding.sampling import LawColumns, distribution, draft_distribution, draw, draw_sparse
 from dspark.decoding.shaping import Shaper, shaped, shaped_last
 from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dspark.errors import CheckpointError
+from dspark.fingerprint import Fingerprint
 from dspark.model.config import DrafterConfig
 from dspark.model.config_file import config_to_json, read_drafter_config
 from dspark.model.config_keys import CONFIG_NAME
@@ -40,7 +41,6 @@ from dspark.model.weights_file import (
     read_tensors,
     weight_files,
 )
-from dspark.tie import Tie
 
 ENDLESS = 1 << 20  # tokens of a target whose settings know no limit
 MAY_LACK = {"confidence_head.proj.bias"}  # zero where a file does not have it
@@ -275,4 +275,4 @@ class _ProjectionDigest:
         sizes = [made.vocab_size, made.hidden_size if taps else 0, made.rms_norm_eps if taps else 0.0]
         about = json.dumps([*sizes, tokenizer_digest(self._folder)])
         whole = about.encode() + b"".join(self._parts[name] for name in self._names)
-        return str(Tie(made.family, ",".join(map(str, taps)), hashlib.sha256(whole).hexdigest()[:_HEX]))
+        return str(Fingerprint(made.family, ",".join(map(str, taps)), hashlib.sha256(whole).hexdigest()[:_HEX]))

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dspark.decoding.race import times
+from dspark.decoding.gumbel import times
 from dspark.model.anchored import entries_at
 from dspark.model.family import Drafter, Entries
 from dspark.model.target import TargetTaps

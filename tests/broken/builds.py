@@ -62,7 +62,7 @@ BUILDS = (
         "blake2b(name + ids[first : first + size].tobytes()", "blake2b(ids[first : first + size].tobytes()",
     ),
     Build(
-        "a page kept whose last slot is empty", "20", "prefixes", "verify_service/holdings.py",
+        "a page kept whose last slot is empty", "20", "prefixes", "verify_service/kv_cache_manager.py",
         "state.token_ids[: state.cached], state.salt", "state.token_ids[: state.cached + 1], state.salt",
     ),
     Build(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from dspark.decoding.race import NEAR_TIE, times, winners
+from dspark.decoding.gumbel import NEAR_TIE, times, winners
 from dspark.decoding.sampling import LawColumns, distribution
 from dspark.decoding.shaping import Shaper, shaped
 from dspark.types import Rule, SamplingParams

@@ -114,7 +114,7 @@ ANSWERS = [
         ),
     ),
     *in_file(
-        "draft_service/ledger.py",
+        "draft_service/context_table.py",
         (
             "a gap of one row counts as filled",
             "            if low <= joined[-1][1]:\n",

@@ -39,7 +39,7 @@ CONFORMANCE = [
         ),
     ),
     *in_file(
-        "verify_service/page_pool.py",
+        "verify_service/kv_block_pool.py",
         (
             "conformance: slots of a verifier's scattered pages read backwards",
             "return table.slots[start:stop]",

@@ -6,7 +6,7 @@ from tests.mutation.mutant import harmless, in_file
 
 D, M = "tests/unit/decoding/", "tests/unit/model/"
 SAMPLING = (f"{D}test_sampling.py",)
-RACE = (f"{D}test_race.py",)
+RACE = (f"{D}test_gumbel.py",)
 SHAPING = (f"{D}test_shaping.py",)
 CALIBRATION = (f"{M}test_calibration.py",)
 TOLD = (f"{D}test_logprobs.py",)
@@ -147,7 +147,7 @@ LAWS = [
             "slots of a draft share a coin",
             "return draw_sparse(ids, probs, self._coins[:, slot])",
             "return draw_sparse(ids, probs, self._coins[:, 0])",
-            ("tests/unit/draft_service/test_walk.py", *RACE),
+            ("tests/unit/draft_service/test_sample_block.py", *RACE),
         ),
         (
             "slots of a raced draft share their noise",
@@ -169,7 +169,7 @@ LAWS = [
         ),
     ),
     *in_file(
-        "dspark/decoding/race.py",
+        "dspark/decoding/gumbel.py",
         (
             "noise forgets the seed's upper half",
             "(seeds & np.uint64(LOW), seeds >> np.uint64(32)))",
@@ -307,24 +307,24 @@ LAWS = [
         ),
     ),
     *in_file(
-        "draft_service/walk.py",
+        "draft_service/sample_block.py",
         (
             "greedy and sampled requests change their calibrations",
             '("greedy" if law.greedy else "sampled", NAMES[law.rule])',
             '("sampled" if law.greedy else "greedy", NAMES[law.rule])',
-            ("tests/unit/draft_service/test_walk.py",),
+            ("tests/unit/draft_service/test_sample_block.py",),
         ),
         (
             "every rule is calibrated as the block rule",
             '("greedy" if law.greedy else "sampled", NAMES[law.rule])',
             '("greedy" if law.greedy else "sampled", "block")',
-            ("tests/unit/draft_service/test_walk.py",),
+            ("tests/unit/draft_service/test_sample_block.py",),
         ),
         (
             "a mixed cohort is calibrated as its first member",
             "if len(set(fits)) == 1:",
             "if len(set(fits)) >= 1:",
-            ("tests/unit/draft_service/test_walk.py",),
+            ("tests/unit/draft_service/test_sample_block.py",),
         ),
     ),
     harmless(

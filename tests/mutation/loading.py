@@ -116,8 +116,8 @@ LOADING = [
         ),
         (
             "a projection of other taps is the same",
-            'str(Tie(made.family, ",".join(map(str, taps)),',
-            "str(Tie(made.family, str(len(taps)),",
+            'str(Fingerprint(made.family, ",".join(map(str, taps)),',
+            "str(Fingerprint(made.family, str(len(taps)),",
             CHECKPOINT,
         ),
         (

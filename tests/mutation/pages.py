@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.mutation.mutant import harmless, in_file
 
 V = "tests/unit/verify_service/"
-POOL = (f"{V}test_page_pool.py",)
-HOLD = (f"{V}test_holdings.py",)
+POOL = (f"{V}test_kv_block_pool.py",)
+HOLD = (f"{V}test_kv_cache_manager.py",)
 CHECKS = (f"{V}test_check_item.py",)
 S = f"{V}test_scarce_memory.py"
 SCARCE = (S,)
@@ -15,7 +15,7 @@ STORE = (f"{V}test_feature_store.py",)
 
 PAGES = [
     *in_file(
-        "verify_service/page_pool.py",
+        "verify_service/kv_block_pool.py",
         (
             "pages that ascend are taken for a row",
             "table.in_row &= not table.pages or page == table.pages[-1] + 1",
@@ -108,7 +108,7 @@ PAGES = [
         ),
     ),
     *in_file(
-        "verify_service/holdings.py",
+        "verify_service/kv_cache_manager.py",
         (
             "a page is kept whose last slot was never written",
             "self.prefixes.enter(state.token_ids[: state.cached],",

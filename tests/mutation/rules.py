@@ -20,8 +20,8 @@ COINS_TOKEN = (f"{D}test_forced_coins.py::test_the_rule_induces_its_law_on_every
 COINS_BLOCK = (f"{D}test_forced_coins.py::test_the_block_rule_decides_as_the_paper_says_on_every_table",)
 REAL = (f"{D}test_real_draws.py",)
 RACE = (
-    f"{D}test_race.py::test_the_first_one_home_follows_the_distribution",
-    f"{D}test_race.py::test_a_time_is_the_logarithm_of_64_bits_of_its_block",
+    f"{D}test_gumbel.py::test_the_first_one_home_follows_the_distribution",
+    f"{D}test_gumbel.py::test_a_time_is_the_logarithm_of_64_bits_of_its_block",
 )
 ONCE = (f"{D}test_reference.py::test_no_draw_of_a_ratio_rule_is_ever_used_twice",)
 PLACE = (f"{D}test_reference.py::test_coupled_noise_is_named_by_seed_choice_and_position_alone",)
@@ -35,7 +35,7 @@ WALKED = (
     "tests/paper/test_algorithm_1.py::test_the_price_is_where_algorithm_1_stops_when_theta_has_one_peak",
     "tests/paper/test_algorithm_1.py::test_an_improvement_must_be_strict",
 )
-WALK = ("tests/unit/draft_service/test_walk.py",)
+WALK = ("tests/unit/draft_service/test_sample_block.py",)
 C = "tests/unit/draft_service/test_family_contexts.py"
 CONTEXTS = (f"{C}::test_blocks_are_the_model_s_however_rows_came",)
 F = "tests/unit/model/test_formats.py"
@@ -213,7 +213,7 @@ RULES = [
         ),
     ),
     *in_file(
-        "dspark/decoding/race.py",
+        "dspark/decoding/gumbel.py",
         (
             "slow tokens win the race",
             "pace = probs.double() / e",
@@ -224,7 +224,7 @@ RULES = [
             "noise forgets the choice",
             "(law.seed, law.choice, position)",
             "(law.seed, 0, position)",
-            (f"{D}test_race.py",),
+            (f"{D}test_gumbel.py",),
         ),
         (
             "noise forgets the position",
@@ -267,7 +267,7 @@ RULES = [
             "the drafter races at other positions",
             "[cursors[row].anchor_position + 1 for row in raced]",
             "[cursors[row].anchor_position for row in raced]",
-            (f"{D}test_race.py",),
+            (f"{D}test_gumbel.py",),
         ),
     ),
     *in_file(
@@ -316,7 +316,7 @@ RULES = [
         ),
     ),
     *in_file(
-        "draft_service/walk.py",
+        "draft_service/sample_block.py",
         (
             "q is rounded after sampling",
             "torch.stack(probs, dim=1).cpu()",

@@ -20,7 +20,7 @@ import pytest
 from faults.oracle import plain_greedy
 
 from deploy.head import start_head, stop_head
-from deploy.marks import marked, new_cell_id
+from deploy.process_tags import marked, new_cell_id
 from dspark.client import Chunk, Client, find_cell
 from dspark.client.cell import cell_file, is_alive
 from dspark.errors import Unavailable

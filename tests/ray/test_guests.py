@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from deploy.head import Head, start_head, stop_head
-from deploy.marks import new_cell_id
+from deploy.process_tags import new_cell_id
 
 pytestmark = [pytest.mark.ray, pytest.mark.e2e]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from deploy.head import Head, environment, free_ports, stop_head
-from deploy.marks import new_cell_id
+from deploy.process_tags import new_cell_id
 from dspark.client import find_cell
 from dspark.runtime.identity import write_token
 

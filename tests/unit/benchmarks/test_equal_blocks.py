@@ -9,7 +9,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.equal_blocks import committed, laws_behind
 from dspark.decoding.block_rule import block_rule
-from dspark.decoding.race import times, winners
+from dspark.decoding.gumbel import times, winners
 from dspark.decoding.token_rule import token_rule
 from dspark.types import Block, Cursor, Rule, SamplingParams, SparseQ
 

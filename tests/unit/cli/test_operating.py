@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.readings import Look, ReadingWindow
+from deploy.load_report import LoadSample, LoadWindow
 from dspark.cli import checks
 from dspark.cli.checks import Level
 from dspark.cli.discovery import groups, serve
@@ -156,14 +156,14 @@ def test_targets_are_asked_for_anew_and_a_lost_coordinator_is_told() -> None:
 def test_a_frame_shows_rates_of_the_window() -> None:
     from rich.console import Console
 
-    window = ReadingWindow(10)
-    window.add(Look(0.0, STATUS))
+    window = LoadWindow(10)
+    window.add(LoadSample(0.0, STATUS))
     totals = {
         "dspark_generation_tokens_total": 210,
         "dspark_rounds_total": 104,
         "dspark_spec_decode_num_accepted_tokens_total": 150,
     }
-    window.add(Look(2.0, replace(STATUS, totals=totals)))
+    window.add(LoadSample(2.0, replace(STATUS, totals=totals)))
     out = io.StringIO()
     Console(file=out, width=160).print(frame(window, "10.0.0.1:7000"))
     text = out.getvalue()

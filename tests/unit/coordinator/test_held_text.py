@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_reading import END, PROMPT, TOKENIZER
+from test_output_processor import END, PROMPT, TOKENIZER
 
 from coordinator.answers.answer import CommittedTokens, End, Reason
 from coordinator.reception.output_processor import OutputChunk, OutputProcessor

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from coordinator.lanes.sequential import log_wealth, of_places, of_sum
+from coordinator.lanes.sequential_test import log_wealth, of_places, of_sum
 from dspark.types import PLACES, Draws
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dspark.decoding import block_rule
 from dspark.decoding.acceptance import accept_probability, residual
-from dspark.decoding.race import winners
+from dspark.decoding.gumbel import winners
 from dspark.decoding.sampling import LawColumns, distribution, draft_distribution
 from dspark.decoding.slots import Slots
 from dspark.rounds.plan import NO_CAP, PlanKind, Terms, prefixes

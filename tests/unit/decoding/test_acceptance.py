@@ -20,8 +20,8 @@ from dspark.decoding.acceptance import (
     validate_q,
 )
 from dspark.decoding.drafting import DraftNoise
+from dspark.decoding.gumbel import times, winners
 from dspark.decoding.philox import Purpose, uniforms
-from dspark.decoding.race import times, winners
 from dspark.decoding.ratio import slots_of
 from dspark.decoding.sampling import LawColumns, distribution, draft_distribution, draw, draw_sparse
 from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ

@@ -14,7 +14,7 @@ import pytest
 from enumeration import KINDS, BlockRounds, Floats, Machine, Rounds, TokenRounds, Tokens, World, build, exact, sent
 from round_walk import Confidences, Endless, Setting, Walk
 
-from dspark.decoding.race import winners
+from dspark.decoding.gumbel import winners
 from dspark.rounds import passes, state
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.plan import NO_CAP, Plan, PlanKind, Terms, prefixes

@@ -23,7 +23,7 @@ from deploy import footprint
 from deploy.autoscale_config import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.observability import dashboard
-from deploy.rooms import ROOMS, config_class, load_settings
+from deploy.service_registry import ROOMS, config_class, load_settings
 from deploy.topology import ProcessRole
 from dspark.cli.main import build_parser
 from dspark.cli.serve import room_parser

@@ -12,7 +12,7 @@ from deploy.autoscale_config import AutoscaleConfig
 from deploy.awaiting import await_replicas
 from deploy.cell_plan import http_bind, plan_topology, read_config, token_files, within
 from deploy.config import ClusterConfig
-from deploy.rooms import config_class
+from deploy.service_registry import config_class
 from deploy.topology import ProcessRole, resized
 from dspark.cli.lifecycle import pair
 from dspark.errors import ConfigError, Unavailable

@@ -28,10 +28,10 @@ from dspark.decoding.slots import Slots
 from dspark.rounds.plan import PlanKind, Terms, prefixes
 from dspark.types import Constraint, ConstraintKind, Cursor, Refusal, Rule, SamplingParams, SparseQ
 from verify_service.grammars.matcher import GrammarMatcher
-from verify_service.holdings import Holdings
 from verify_service.judging import judge_each
+from verify_service.kv_cache_manager import KVCacheManager
+from verify_service.model_runner import Pass
 from verify_service.packed_step import PackedStep
-from verify_service.passes import Pass
 from verify_service.plan import Segment
 from verify_service.sequences import CachedSequence, VerifyItem
 
@@ -114,7 +114,7 @@ class Round:
 
     def __init__(self, law: SamplingParams) -> None:
         self.law, self.numbers = law, itertools.count(1)
-        self._holdings = Holdings(pages=64, page_size=1, most=2, store=None, keep_prefixes=False)
+        self._holdings = KVCacheManager(pages=64, page_size=1, most=2, store=None, keep_prefixes=False)
         self._holdings.pool.open(1, 1, 64, ())
         self._sampler: Callable[[Tensor, list[PackedCase]], list[Any]] = judge_each
         self._step = PackedStep(Table(), self._holdings, lambda logits, cases, *_: self._sampler(logits, cases))

@@ -15,7 +15,7 @@ from dspark.native import attention, compiled
 from dspark.native.attention import PagedAttention, Tables
 from tests.unit.verify_service.test_families import FAMILIES, SHAPE, loud
 from verify_service import kernels, self_test
-from verify_service.passes import PackedRunner
+from verify_service.model_runner import ModelRunner
 from verify_service.plan import Segment
 
 CPU = torch.device("cpu")
@@ -95,7 +95,7 @@ def test_models_whose_scores_are_capped_keep_torch_s_attention(family: str) -> N
     cases = self_test.expected(target)
     found = kernels.find(CPU, torch.float32, 16)
     assert found is not None
-    runner = PackedRunner(target.model, None, 512, lean=True, kernel=found[1], page_size=16)
+    runner = ModelRunner(target.model, None, 512, lean=True, kernel=found[1], page_size=16)
     problem = self_test.disagreement(runner, cases)
     assert ("no kernel here caps scores" in str(problem)) if "capped" in family else problem is None
     runner.lean.undo()
@@ -125,16 +125,16 @@ def test_a_long_prompt_and_a_step_read_what_the_other_wrote() -> None:
     ids = torch.randint(0, target.vocab_size, (70,)).tolist()
     slots = [p + (48 if p >= 32 else 0) for p in range(70)]  # two runs of pages
 
-    def logits(runner: PackedRunner) -> torch.Tensor:
+    def logits(runner: ModelRunner) -> torch.Tensor:
         runner.run([Segment(0, 0, ids[:40], slots[:40])], [])  # a prompt, by products
         runner.run([Segment(0, 40, ids[40:43], slots[:43])], [])  # a step, by the kernel
         runner.run([Segment(0, 43, ids[43:66], slots[:66])], [])
         return runner.run([Segment(0, 66, ids[66:], slots)], None).logits
 
-    by_kernel = PackedRunner(target.model, None, 512, lean=True, kernel=found[1], page_size=16)
+    by_kernel = ModelRunner(target.model, None, 512, lean=True, kernel=found[1], page_size=16)
     made = logits(by_kernel)
     by_kernel.lean.undo()
-    torch.testing.assert_close(made, logits(PackedRunner(target.model, None, 512)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(made, logits(ModelRunner(target.model, None, 512)), rtol=1e-4, atol=1e-4)
 
 
 def test_without_the_library_keys_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import transformers
 
 from dspark.model.checkpoint import LoadedTarget
 from verify_service import self_test
-from verify_service.passes import PackedRunner
+from verify_service.model_runner import ModelRunner
 from verify_service.stateful import StatefulRunner
 
 SHAPE = {
@@ -78,7 +78,7 @@ def loud(config: Any) -> LoadedTarget:
 def test_the_packed_pass_is_right_for(family: str) -> None:
     target = loud(FAMILIES[family]())
     cases = self_test.expected(target)
-    assert self_test.disagreement(PackedRunner(target.model, None, 512), cases) is None
+    assert self_test.disagreement(ModelRunner(target.model, None, 512), cases) is None
     assert self_test.disagreement(StatefulRunner(target.model, None), cases) is None
 
 
@@ -87,7 +87,7 @@ def test_a_target_that_keeps_its_state_elsewhere_is_not_eligible() -> None:
         transformers.RwkvConfig(vocab_size=128, hidden_size=64, attention_hidden_size=64, num_hidden_layers=2)
     )
     cases = self_test.expected(target)
-    assert self_test.disagreement(PackedRunner(target.model, None, 512), cases) is not None
+    assert self_test.disagreement(ModelRunner(target.model, None, 512), cases) is not None
     assert "where nothing can take tokens back" in (
         self_test.disagreement(StatefulRunner(target.model, None), cases) or ""
     )

@@ -12,7 +12,7 @@ from dspark.model.products import PACK_FROM, Product
 from dspark.model.target import TargetTaps
 from tests.unit.verify_service.test_families import FAMILIES, SHAPE, loud
 from verify_service import self_test
-from verify_service.passes import PackedRunner
+from verify_service.model_runner import ModelRunner
 from verify_service.plan import Segment
 
 LEAN = {"llama": 4, "mistral, every layer with a window": 4}
@@ -26,13 +26,13 @@ def qwen3(**more: Any) -> Any:
 def test_only_layers_of_the_known_shape_are_replaced_and_the_pass_stays_right(family: str) -> None:
     target = loud(qwen3() if family == "qwen3" else FAMILIES[family]())
     cases = self_test.expected(target)
-    runner = PackedRunner(target.model, None, 512, lean=True)
+    runner = ModelRunner(target.model, None, 512, lean=True)
     assert runner.lean.layers == (4 if family == "qwen3" else LEAN.get(family, 0))
     assert ("forward" in vars(target.model.get_decoder())) == (runner.lean.layers == 4), "the way through, too"
     assert self_test.disagreement(runner, cases) is None
     runner.lean.undo()
     assert all("forward" not in vars(module) for module in target.model.modules())
-    assert self_test.disagreement(PackedRunner(target.model, None, 512), cases) is None
+    assert self_test.disagreement(ModelRunner(target.model, None, 512), cases) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -40,7 +40,7 @@ def test_other_number_formats_take_the_library_s_norms(dtype: torch.dtype) -> No
     target = loud(qwen3())
     target.model.to(dtype)
     cases = self_test.expected(target)
-    runner = PackedRunner(target.model, None, 512, lean=True)
+    runner = ModelRunner(target.model, None, 512, lean=True)
     assert runner.lean.layers == 4
     assert self_test.disagreement(runner, cases) is None
 
@@ -51,7 +51,7 @@ def test_a_layer_that_only_looks_the_part_keeps_its_own_code() -> None:
     layer.mlp.act_fn = torch.nn.GELU()  # fine: the activation is the module's own
     stock = target.model.model.layers[1].forward
     target.model.model.layers[1].forward = lambda *a, **k: 1.5 * stock(*a, **k)
-    runner = PackedRunner(target.model, None, 512, lean=True)
+    runner = ModelRunner(target.model, None, 512, lean=True)
     assert runner.lean.layers == 3
     assert target.model.model.layers[1] not in runner.lean.parts
 
@@ -61,7 +61,7 @@ def test_taps_see_lean_layers() -> None:
     with TargetTaps(target.model, (0, 2)) as taps:
         rows = []
         for lean in (False, True):
-            runner = PackedRunner(target.model, taps, 512, lean=lean)
+            runner = ModelRunner(target.model, taps, 512, lean=lean)
             rows.append(runner.run([Segment(0, 0, [3, 5, 8, 13], range(7, 11))], None).taps)
     torch.testing.assert_close(rows[0], rows[1], rtol=1e-4, atol=1e-4)
 

@@ -9,7 +9,7 @@ import torch
 
 from dspark.model.checkpoint import LoadedTarget, load_target
 from verify_service import self_test
-from verify_service.passes import PackedRunner, Runner
+from verify_service.model_runner import ModelRunner, Runner
 from verify_service.plan import ALONE_FROM, Segment, build_plan
 from verify_service.stateful import StatefulRunner
 
@@ -36,7 +36,7 @@ def alone(target: LoadedTarget, ids: list[int]) -> torch.Tensor:
 
 
 def test_chunks_drafts_and_decodes_of_interleaved_sequences_share_a_pass(target: LoadedTarget) -> None:
-    runner = PackedRunner(target.model, None, 4096)
+    runner = ModelRunner(target.model, None, 4096)
     ids = [tokens(40, 1), tokens(33, 2), tokens(70, 3)]
     slots = [range(1000, 1100), [3 * i for i in range(100)], [3 * i + 1 for i in range(100)]]
     done = [0, 0, 0]
@@ -55,7 +55,7 @@ def test_chunks_drafts_and_decodes_of_interleaved_sequences_share_a_pass(target:
 
 @pytest.mark.parametrize("scattered", [False, True])
 def test_a_rejected_draft_leaves_no_trace(target: LoadedTarget, scattered: bool) -> None:
-    runner = PackedRunner(target.model, None, 256)
+    runner = ModelRunner(target.model, None, 256)
     ids = tokens(30, 4)
     slots = [5 * i % 256 for i in range(50)] if scattered else range(17, 67)
     runner.run([Segment(0, 0, ids[:20], slots[:20])], [])
@@ -65,7 +65,7 @@ def test_a_rejected_draft_leaves_no_trace(target: LoadedTarget, scattered: bool)
 
 
 def test_only_the_rows_asked_for_get_logits(target: LoadedTarget) -> None:
-    runner = PackedRunner(target.model, None, 256)
+    runner = ModelRunner(target.model, None, 256)
     ids = tokens(12, 6)
     assert runner.run([Segment(0, 0, ids[:6], range(6))], []).logits.shape == (0, 128)
     last = runner.run([Segment(0, 6, ids[6:], range(12))], [5]).logits
@@ -73,7 +73,7 @@ def test_only_the_rows_asked_for_get_logits(target: LoadedTarget) -> None:
 
 
 def test_long_contexts_are_viewed_and_short_ones_share_a_gather(target: LoadedTarget) -> None:
-    runner = PackedRunner(target.model, None, 4096)
+    runner = ModelRunner(target.model, None, 4096)
     ids = [tokens(ALONE_FROM + 20, 7), tokens(20, 8), tokens(20, 9)]
     slots = [range(0, 1000), range(1000, 1100), range(1100, 1200)]
     head = [Segment(s, 0, ids[s][:-4], slots[s][: len(ids[s]) - 4]) for s in range(3)]
@@ -89,10 +89,10 @@ def test_long_contexts_are_viewed_and_short_ones_share_a_gather(target: LoadedTa
 
 def test_the_self_test_passes_both_runners_and_catches_a_wrong_one(target: LoadedTarget) -> None:
     cases = self_test.expected(target)
-    packed = PackedRunner(target.model, None, 256)
+    packed = ModelRunner(target.model, None, 256)
     assert self_test.disagreement(packed, cases) is None
 
-    class Forgetful(PackedRunner):
+    class Forgetful(ModelRunner):
         """Every chunk starts over, as an engine that loses its cache would."""
 
         def run(self, segments, rows):  # type: ignore[no-untyped-def]
@@ -111,7 +111,7 @@ def test_a_long_prefix_does_not_pad_single_tokens(target: LoadedTarget) -> None:
     segments = [Segment(s, len(ids[s]) - n, ids[s][-n:], slots[s][: len(ids[s])]) for s, n in enumerate(counts)]
     plan = build_plan(segments, torch.device("cpu"))
     assert sorted(group.counts for group in plan.groups) == [[1] * 15, [16]]
-    runner = PackedRunner(target.model, None, 1024)
+    runner = ModelRunner(target.model, None, 1024)
     runner.run([Segment(s, 0, ids[s][:-n], slots[s][: len(ids[s]) - n]) for s, n in enumerate(counts)], None)
     rows = runner.run(segments, None).logits.split(counts)
     for s, n in enumerate(counts):

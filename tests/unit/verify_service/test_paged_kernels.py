@@ -13,8 +13,8 @@ import torch
 from dspark.model.checkpoint import LoadedTarget, load_target
 from tests.unit.verify_service.test_families import FAMILIES, loud
 from verify_service import graphs, kernels, self_test, varlen
+from verify_service.model_runner import ModelRunner
 from verify_service.paged_plan import PlanShape, arrays_of, exact_shape, paged_plan
-from verify_service.passes import PackedRunner
 from verify_service.plan import Segment
 
 PAGE = 4
@@ -33,7 +33,7 @@ def tokens(count: int, seed: int) -> list[int]:
 @pytest.mark.parametrize("lean", [False, True])
 def test_a_runner_with_a_kernel_passes_the_self_test(target: LoadedTarget, lean: bool) -> None:
     cases = self_test.expected(target)
-    runner = PackedRunner(target.model, None, 128, kernel=kernels.reference, page_size=PAGE, lean=lean)
+    runner = ModelRunner(target.model, None, 128, kernel=kernels.reference, page_size=PAGE, lean=lean)
     assert self_test.disagreement(runner, cases) is None
     runner.lean.undo()
 
@@ -41,16 +41,16 @@ def test_a_runner_with_a_kernel_passes_the_self_test(target: LoadedTarget, lean:
 def test_windows_reach_the_kernel_and_caps_rule_it_out() -> None:
     mistral = loud(FAMILIES["mistral, every layer with a window"]())
     cases = self_test.expected(mistral)
-    runner = PackedRunner(mistral.model, None, 512, kernel=kernels.reference, page_size=PAGE)
+    runner = ModelRunner(mistral.model, None, 512, kernel=kernels.reference, page_size=PAGE)
     assert self_test.disagreement(runner, cases) is None
     gemma = loud(FAMILIES["gemma2, capped scores and some windows"]())
     cases = self_test.expected(gemma)
-    runner = PackedRunner(gemma.model, None, 512, kernel=kernels.reference, page_size=PAGE)
+    runner = ModelRunner(gemma.model, None, 512, kernel=kernels.reference, page_size=PAGE)
     assert "NotImplementedError" in (self_test.disagreement(runner, cases) or "")
 
 
 def test_what_is_left_over_in_a_recorded_pass_changes_nothing(target: LoadedTarget) -> None:
-    runner = PackedRunner(target.model, None, 64, kernel=kernels.reference, page_size=PAGE)
+    runner = ModelRunner(target.model, None, 64, kernel=kernels.reference, page_size=PAGE)
     ids = [tokens(13, 1), tokens(6, 2)]
     slots = [[4 * (2 * (p // 4)) + p % 4 for p in range(13)], [4 * (2 * (p // 4) + 1) + p % 4 for p in range(6)]]
     runner.run([Segment(s, 0, ids[s][:-3], slots[s][: len(ids[s]) - 3]) for s in (0, 1)], [])

@@ -19,7 +19,7 @@ from verify_service import rotation, self_test
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.loading import choose_runner
-from verify_service.passes import PackedRunner
+from verify_service.model_runner import ModelRunner
 
 BORDER, ANSWER = 32, 18
 SHAPE: dict[str, Any] = {
@@ -160,7 +160,7 @@ def test_the_self_test_crosses_the_border_beside_a_short_neighbour(
     target = load_target(tmp_path)
     object.__setattr__(target, "context_length", 8 * BORDER)
     cases = self_test.expected(target)
-    assert self_test.disagreement(PackedRunner(target.model, None, 512), cases) is None
+    assert self_test.disagreement(ModelRunner(target.model, None, 512), cases) is None
     assert choose_runner(config, target, None).path == "paged"
 
     def together(self: rotation.LengthRotation, segments: Any) -> Any:
@@ -168,4 +168,4 @@ def test_the_self_test_crosses_the_border_beside_a_short_neighbour(
         return np.full(sum(len(segment.token_ids) for segment in segments), self.of(longest), np.int64)
 
     monkeypatch.setattr(rotation.LengthRotation, "of_tokens", together)
-    assert "differ" in (self_test.disagreement(PackedRunner(target.model, None, 512), cases) or "")
+    assert "differ" in (self_test.disagreement(ModelRunner(target.model, None, 512), cases) or "")

@@ -14,8 +14,8 @@ from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.feature_store import FeatureRows
 from verify_service.interface import Progress, PromptPrefill
+from verify_service.model_runner import Pass
 from verify_service.packed_step import BatchFailed
-from verify_service.passes import Pass
 from verify_service.plan import Segment
 from verify_service.sequences import VerifyItem
 

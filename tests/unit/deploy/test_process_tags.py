@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from deploy.marks import VARIABLE, end_all, marked, new_cell_id
+from deploy.process_tags import VARIABLE, end_all, marked, new_cell_id
 from dspark.client.cell import is_alive
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc"), reason="marks are read from /proc")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dspark.types import Cursor, Refusal, SamplingParams
-from verify_service.holdings import Holdings
-from verify_service.page_pool import Slots
+from verify_service.kv_block_pool import Slots
+from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.sequences import CachedSequence
 
 SIZE = 4
@@ -19,7 +19,7 @@ class Memory:
 
     def __init__(self, pages: int, *, copies: bool) -> None:
         self.said: list[Written | None] = [None] * (pages * SIZE)
-        self.holdings = Holdings(
+        self.holdings = KVCacheManager(
             pages=pages,
             page_size=SIZE,
             most=64,

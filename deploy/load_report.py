@@ -21,7 +21,7 @@ VERIFY_RPC = "dspark_verify_rpc_seconds"
 
 
 @dataclass(frozen=True)
-class Look:
+class LoadSample:
     """One status of the cell and when it was taken (any monotonic clock, seconds)."""
 
     at: float
@@ -32,20 +32,20 @@ class Look:
 
 
 @dataclass
-class ReadingWindow:
+class LoadWindow:
     """The looks of the last `seconds`, and what happened between the oldest and the newest."""
 
     seconds: float
-    _looks: deque[Look] = field(default_factory=deque)
+    _looks: deque[LoadSample] = field(default_factory=deque)
 
-    def add(self, look: Look) -> None:
+    def add(self, look: LoadSample) -> None:
         """Appends the newest look; forgets what is older than the window, but always keeps two."""
         self._looks.append(look)
         while len(self._looks) > 2 and self._looks[1].at <= look.at - self.seconds:
             self._looks.popleft()
 
     @property
-    def newest(self) -> Look:
+    def newest(self) -> LoadSample:
         return self._looks[-1]
 
     @property

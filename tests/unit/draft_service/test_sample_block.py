@@ -14,7 +14,7 @@ import torch
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine, DraftItem
 from dspark.decoding.drafting import DraftNoise
-from dspark.decoding.race import times_of, winners
+from dspark.decoding.gumbel import times_of, winners
 from dspark.model.calibration import BUCKETS, RULES, Calibration, SlotFit, calibration_to_json
 from dspark.types import NO_Q, Block, Cursor, Rule, SamplingParams
 

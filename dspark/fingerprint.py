@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Tie(NamedTuple):
+class Fingerprint(NamedTuple):
     """A fingerprint in its parts."""
 
     family: str  # dspark, dflash, eagle3, mtp or lm
@@ -20,15 +20,15 @@ class Tie(NamedTuple):
         return ":".join(self)
 
     @staticmethod
-    def parse(text: str) -> Tie | None:
+    def parse(text: str) -> Fingerprint | None:
         """None for a fingerprint of another make."""
         parts = text.split(":")
-        return Tie(*parts) if len(parts) == 3 else None
+        return Fingerprint(*parts) if len(parts) == 3 else None
 
 
 def difference(needed: str, given: str) -> str:
     """What differs between two fingerprints that are not equal, as the end of a sentence about the first."""
-    mine, theirs = Tie.parse(needed), Tie.parse(given)
+    mine, theirs = Fingerprint.parse(needed), Fingerprint.parse(given)
     if mine is None or theirs is None or mine[:2] == theirs[:2]:
         short = [tie.digest if tie is not None else text for tie, text in ((mine, needed), (theirs, given))]
         return f"needs the context projection {short[0][:16]}, not {short[1][:16]}: both must load the same drafter"

@@ -21,7 +21,7 @@ Outcome = int | Refusal  # the watermark afterwards, or why the run was dropped
 Chunk = tuple[list[Rows], asyncio.Future[list[Outcome]]]
 
 
-class Arrivals:
+class FeatureReceiver:
     """Between the streams that bring rows and the device."""
 
     def __init__(self, engine: DraftEnginePort, device: DeviceWorker) -> None:

@@ -17,9 +17,9 @@ from dspark.model.target import TargetTaps
 from dspark.native.attention import queries_up_to
 from verify_service import paged_attention, rotation
 from verify_service.graphs import Graphs
+from verify_service.kv_block_pool import Slots
 from verify_service.kv_pool import KeyValuePool
 from verify_service.lean_model import Lean, make_lean
-from verify_service.page_pool import Slots
 from verify_service.paged_plan import arrays_of, exact_shape, paged_plan
 from verify_service.plan import PassPlan, Segment, build_plan, run_of
 from verify_service.rotation import LengthRotation
@@ -55,7 +55,7 @@ class Runner(Protocol):
         """Lets go of all memory; only when nobody holds any."""
 
 
-class PackedRunner:
+class ModelRunner:
     """All segments in one row of tokens over a paged pool."""
 
     path = "paged"

@@ -49,7 +49,7 @@ class Context:
 C = TypeVar("C", bound=Context)
 
 
-class Ledger(Generic[C]):
+class ContextTable(Generic[C]):
     """All contexts of one drafter and the pages they hold. Used on the device thread, read from anywhere."""
 
     def __init__(self, kind: type[C], *, tokens: int, page_size: int, max_sequences: int) -> None:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from dspark.decoding import race
+from dspark.decoding import gumbel
 from dspark.decoding.drafting import DraftNoise
+from dspark.decoding.gumbel import times, times_of, winners
 from dspark.decoding.philox import Purpose, philox
-from dspark.decoding.race import times, times_of, winners
 from dspark.decoding.sampling import LawColumns, draft_distribution
 from dspark.types import Cursor, Rule, SamplingParams
 
@@ -40,7 +40,7 @@ def test_a_few_tokens_have_the_times_of_the_whole_row() -> None:
 
 def test_an_accelerator_runs_the_same_race() -> None:
     groups = torch.arange(26)[None]
-    on_device = race._on_device(race._device_blocks(LAWS, PLACES, groups)).flatten(-2)[:, :103]
+    on_device = gumbel._on_device(gumbel._device_blocks(LAWS, PLACES, groups)).flatten(-2)[:, :103]
     torch.testing.assert_close(on_device, times(LAWS, PLACES, 103), rtol=1e-14, atol=0.0)
 
 
@@ -59,7 +59,7 @@ def test_times_are_exponential_and_never_zero_or_endless() -> None:
     ranks = torch.sort(torch.exp(-e).ravel()).values
     grid = (torch.arange(ranks.numel(), dtype=torch.float64) + 0.5) / ranks.numel()
     assert (ranks - grid).abs().max() < 0.004  # Kolmogorov-Smirnov at 200,000 draws; the keys are fixed
-    assert race._exponentials(np.array([2.0**-65, 1.0])).tolist() == [pytest.approx(65 * math.log(2)), 2.0**-53]
+    assert gumbel._exponentials(np.array([2.0**-65, 1.0])).tolist() == [pytest.approx(65 * math.log(2)), 2.0**-53]
 
 
 def test_the_first_one_home_follows_the_distribution() -> None:

@@ -27,7 +27,7 @@ from dspark.types import Cursor, Rule, SamplingParams
 NAMES: dict[Rule, RuleName] = {Rule.TOKEN: "token", Rule.BLOCK: "block", Rule.COUPLED: "coupled"}
 
 
-class Walked(NamedTuple):
+class SampledBlock(NamedTuple):
     """What was drawn for every slot of every sequence."""
 
     token_ids: npt.NDArray[np.int64]  # [n, k]
@@ -37,7 +37,7 @@ class Walked(NamedTuple):
 
 
 @torch.inference_mode()
-def walk(
+def sample_block(
     proposal: Proposal,
     calibration: Calibration,
     anchor_ids: Tensor,  # [n]
@@ -48,7 +48,7 @@ def walk(
     vocab_size: int,
     entries: int,
     shapers: Sequence[Shaper | None] | None = None,  # [n], have counted what comes before the anchors
-) -> Walked:
+) -> SampledBlock:
     """Draws k tokens for each of n sequences."""
     columns = LawColumns.of(laws, anchor_ids.device)
     noise = None if columns.all_greedy else DraftNoise(laws, cursors, slots, vocab_size, anchor_ids.device)
@@ -75,11 +75,11 @@ def walk(
     token_ids = drawn.cpu().numpy()
     if noise is None:
         one = token_ids[..., None].astype(np.uint32)
-        return Walked(token_ids, one, np.ones(one.shape, np.float32), confidence)
+        return SampledBlock(token_ids, one, np.ones(one.shape, np.float32), confidence)
     if not ids:
         none = np.zeros((*token_ids.shape, 0))
-        return Walked(token_ids, none.astype(np.uint32), none.astype(np.float32), confidence)
-    return Walked(
+        return SampledBlock(token_ids, none.astype(np.uint32), none.astype(np.float32), confidence)
+    return SampledBlock(
         token_ids,
         torch.stack(ids, dim=1).cpu().numpy().astype(np.uint32),
         torch.stack(probs, dim=1).cpu().numpy(),

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from verify_service.page_pool import PagePool
+from verify_service.kv_block_pool import KVBlockPool
 from verify_service.prefix_cache import PrefixCache
 
 
-def slots(pool: PagePool, key: object, count: int) -> list[int]:
+def slots(pool: KVBlockPool, key: object, count: int) -> list[int]:
     return list(pool.slots(key, 0, count))  # type: ignore[arg-type]
 
 
 def test_a_step_gets_all_the_pages_it_asks_for_or_none() -> None:
-    pool = PagePool(4, 8)
+    pool = KVBlockPool(4, 8)
     assert pool.open("a", 16, 64)
     assert pool.open("b", 1, 64)
     assert not pool.grow("a", 33)
@@ -29,7 +29,7 @@ def test_a_step_gets_all_the_pages_it_asks_for_or_none() -> None:
 
 
 def test_while_memory_is_plentiful_everybody_grows_in_a_row() -> None:
-    pool = PagePool(64, 4)
+    pool = KVBlockPool(64, 4)
     for key in range(4):
         assert pool.open(key, 5, 60)
     for tokens in range(6, 61):
@@ -39,7 +39,7 @@ def test_while_memory_is_plentiful_everybody_grows_in_a_row() -> None:
 
 
 def test_a_wish_is_no_reservation() -> None:
-    pool = PagePool(8, 4)
+    pool = KVBlockPool(8, 4)
     assert pool.open("a", 4, 32)  # would like all of it
     assert pool.open("b", 20, 20)
     assert pool.grow("a", 12)
@@ -50,7 +50,7 @@ def test_a_wish_is_no_reservation() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_happens_no_slot_has_two_owners_and_none_is_lost(seed: int) -> None:
     draw = np.random.default_rng(seed)
-    pool = PagePool(23, 4)
+    pool = KVBlockPool(23, 4)
     held: dict[int, int] = {}
     for step in range(400):
         key = int(draw.integers(0, 9))
@@ -72,7 +72,7 @@ def test_whatever_happens_no_slot_has_two_owners_and_none_is_lost(seed: int) -> 
 
 
 def test_prefixes_are_found_by_content_and_salt_up_to_the_last_full_page() -> None:
-    pool = PagePool(16, 4)
+    pool = KVBlockPool(16, 4)
     cache = PrefixCache(pool)
     ids = list(range(100, 111))
     pool.open("a", 11, 20)
@@ -86,7 +86,7 @@ def test_prefixes_are_found_by_content_and_salt_up_to_the_last_full_page() -> No
 
 
 def test_pages_without_rows_serve_only_those_who_need_none_and_are_replaced_by_better_ones() -> None:
-    pool = PagePool(16, 4)
+    pool = KVBlockPool(16, 4)
     cache = PrefixCache(pool)
     ids = list(range(9))
     pool.open("plain", 9, 9)
@@ -103,7 +103,7 @@ def test_pages_without_rows_serve_only_those_who_need_none_and_are_replaced_by_b
 
 
 def test_kept_pages_give_way_oldest_first_ends_before_beginnings_and_never_those_in_use() -> None:
-    pool = PagePool(8, 2)
+    pool = KVBlockPool(8, 2)
     cache = PrefixCache(pool)
     first, second = [1, 2, 3, 4, 5], [6, 7, 8, 9, 10]
     for key, ids in (("a", first), ("b", second)):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.readings import PER_TOKEN, TTFT, Look, ReadingWindow, percentile
+from deploy.load_report import PER_TOKEN, TTFT, LoadSample, LoadWindow, percentile
 from deploy.sizing import StepCurve, hint, hint_of
 from dspark.client import CellStatus, Distribution, LaneStatus, MeasuredCost, ProcessStatus
 
@@ -31,10 +31,10 @@ def _status(tokens: float, busy_s: float, counts: list[int], *, incarnation: int
     )  # fmt: skip
 
 
-def _window(first: CellStatus, second: CellStatus, span_s: float = 4.0) -> ReadingWindow:
-    window = ReadingWindow(10.0)
-    window.add(Look(100.0, first))
-    window.add(Look(100.0 + span_s, second))
+def _window(first: CellStatus, second: CellStatus, span_s: float = 4.0) -> LoadWindow:
+    window = LoadWindow(10.0)
+    window.add(LoadSample(100.0, first))
+    window.add(LoadSample(100.0 + span_s, second))
     return window
 
 
@@ -60,9 +60,9 @@ def test_a_drafter_that_was_replaced_has_no_share_yet() -> None:
 
 
 def test_a_window_forgets_but_keeps_two() -> None:
-    window = ReadingWindow(10.0)
+    window = LoadWindow(10.0)
     for at in (0.0, 5.0, 9.0, 16.0, 60.0):
-        window.add(Look(at, CellStatus()))
+        window.add(LoadSample(at, CellStatus()))
     assert window.span_s == 44.0
 
 

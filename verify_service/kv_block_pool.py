@@ -31,7 +31,7 @@ class _Table:
     slots: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
-class PagePool:
+class KVBlockPool:
     """Who holds which pages. Slot ids are page * page_size + offset."""
 
     def __init__(self, pages: int, page_size: int) -> None:

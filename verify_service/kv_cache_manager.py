@@ -15,12 +15,12 @@ from dspark.pages import Held
 from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams
 from verify_service.feature_store import FeatureRows, FeatureStore
 from verify_service.interface import KeptRows, RowSpan
-from verify_service.page_pool import PagePool, Slots
+from verify_service.kv_block_pool import KVBlockPool, Slots
 from verify_service.prefix_cache import PrefixCache
 from verify_service.sequences import CachedSequence
 
 
-class Holdings:
+class KVCacheManager:
     """The memory of one engine."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Holdings:
         self.last_logits: dict[int, Tensor] = {}  # of prefilled sequences whose anchor is not drawn yet
         self.store = store
         self._most = most
-        self.pool = PagePool(pages, page_size)
+        self.pool = KVBlockPool(pages, page_size)
         self._copy = copy
         # Where rows should lie together, kept pages leave half of the pool to those who run.
         self.prefixes = PrefixCache(self.pool, enabled=keep_prefixes, most=pages if copy is None else pages // 2)
