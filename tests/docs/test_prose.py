@@ -1,0 +1,49 @@
+"""Pages are read in pieces: no paragraph above six lines of 120 columns, no table above six columns."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from blocks import PAGES, ROOT
+
+EVERY = [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
+LINES, COLUMNS, WIDTH = 6, 6, 120
+_FENCED = re.compile(r"^ *(```|~~~).*?^ *\1 *$", re.DOTALL | re.MULTILINE)
+_ITEM = re.compile(r"\n(?=\s*(?:[*-]|\d+\.)\s)")
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Paragraphs and items of lists, without links' targets; tables and code are none."""
+    for block in re.split(r"\n\s*\n", _FENCED.sub("", text)):
+        if any(line.lstrip().startswith("|") for line in block.splitlines()):
+            continue
+        for item in _ITEM.split(block.strip()):
+            yield re.sub(r"\]\([^)]*\)", "]", " ".join(item.split()))
+
+
+def too_long(text: str) -> list[str]:
+    return [each[:60] for each in paragraphs(text) if len(textwrap.wrap(each, WIDTH)) > LINES]
+
+
+def too_wide(text: str) -> list[str]:
+    rows = [line.strip().strip("|") for line in _FENCED.sub("", text).splitlines() if line.lstrip().startswith("|")]
+    return [row[:60] for row in rows if len(re.split(r"(?<!\\)\|", row)) > COLUMNS]
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in EVERY])
+def test_a_page_is_read_in_pieces(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert too_long(text) == []
+    if page.parent.name != "reference":
+        assert too_wide(text) == []
+
+
+def test_a_wall_and_a_wide_table_are_seen() -> None:
+    assert too_long("word " * 200)
+    assert not too_long("word " * 100)
+    assert too_wide("| a | b | c | d | e | f | g |")
+    assert not too_wide("| a | b | c | d | e | f |")
