@@ -55,11 +55,12 @@ def _services(worker: Worker[DraftEnginePort]) -> Services:
     keys = ContextKeys()
     loop = asyncio.get_running_loop()
 
-    def post(job: Callable[[], None]) -> None:
-        worker.device.post(job, loop)
+    def post(job: Callable[[], None], *, computes: bool) -> None:
+        worker.device.post(job, loop, computes=computes)
 
-    drafting = Drafting(worker.engine, worker.metrics, post)
-    open_rounds = partial(Rounds, worker, drafting, keys, post)
+    drafting = Drafting(worker.engine, worker.metrics, partial(post, computes=True))
+    # What takes orders goes well on a broken device, too.
+    open_rounds = partial(Rounds, worker, drafting, keys, partial(post, computes=False))
     read_rounds = reading(draft_pb2.RoundsCommand.FromString, rounds.BOUNDS)
     own_port: BlockingServer[Read[draft_pb2.RoundsCommand], draft_pb2.RoundsEvent] | None = None
     config = worker.engine.config

@@ -46,7 +46,7 @@ from verify_service.drafters import Drafters
 from verify_service.feature_push import FeaturePush
 from verify_service.interface import Step, VerifyEnginePort
 from verify_service.prompts import IDLE_S, Began, Prompts
-from verify_service.round_passes import RoundPasses
+from verify_service.round_passes import RoundPasses, Running
 from verify_service.row_feeds import RowFeeds
 
 log = structlog.get_logger("dspark.rounds")
@@ -248,8 +248,13 @@ class RoundDriver:
             log.error("pass.not_begun", sequences=len(run.rows), exc_info=error)
             self._more.append(PassFailed(run.number))
             return
-        job = self._computed(running.step, lambda: [self._passes.ended(running)])
+        job = self._computed(running.step, lambda: self._pass_ended(running))
         self._device.post(job.judge_cohort, self._events)
+
+    def _pass_ended(self, running: Running) -> Iterable[Told]:
+        told = self._passes.ended(running)
+        self._last_pass = time.monotonic()
+        return (told,)
 
     def _run_chunk(self) -> bool:
         """Of a prompt, in a pass of its own; False where there is none that can go on."""
@@ -276,12 +281,19 @@ class RoundDriver:
         return _Computed(step, lambda bug: self._worker.device.post(partial(self._after, step, end, bug), self._events))
 
     def _after(self, step: Step, end: Came, bug: Exception | None) -> None:
+        """Ends the step whatever happened: what is held for it comes free."""
         self._under_way -= 1
+        told: Iterable[Told | Plan] = ()
+        try:
+            if bug is None and not self._over:
+                told = end()
+            else:
+                self._engine.end(step)
+        except Exception as error:
+            bug = bug or error
         if self._over:
-            self._engine.end(step)  # what is held for it comes free
             return
-        self._last_pass = time.monotonic()
-        self._inbox.append(end if bug is None else partial(_fail, bug))
+        self._inbox.append((lambda: told) if bug is None else partial(_fail, bug))
         self._surely(self._take_turn)
 
     def _take(self) -> list[Told | Plan]:

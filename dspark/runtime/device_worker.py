@@ -62,7 +62,7 @@ class DeviceWorker:
             raise Overloaded(f"{self._limit} jobs wait for the device", retry_after_s=0.1)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._put(0 if urgent else 1, (loop, future, function, args))
+        self._put(0 if urgent else 1, (loop, future, function, args, True))
         return future
 
     async def run(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
@@ -81,11 +81,11 @@ class DeviceWorker:
             except Overloaded as error:
                 await asyncio.sleep(error.retry_after_s)
 
-    def post(self, function: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
+    def post(self, function: Callable[[], object], loop: asyncio.AbstractEventLoop, *, computes: bool = True) -> None:
         """An urgent job that nobody waits for; any thread may post it, and after `close` it is left out. What it raises
-        is logged. loop: where `on_health` is called."""
+        is logged. loop: where `on_health` is called. computes: whether it says anything of the device's health."""
         if not self._closed:
-            self._put(0, (loop, None, function, ()))
+            self._put(0, (loop, None, function, (), computes))
 
     def close(self) -> None:
         """Finishes what is queued, then ends the thread; waits at most five seconds."""
@@ -104,7 +104,7 @@ class DeviceWorker:
             _, _, job = heapq.heappop(self._jobs)
             if job is None:
                 return
-            loop, future, function, args = job
+            loop, future, function, args, computes = job
             if future is not None and future.cancelled():
                 continue
             began = time.monotonic()
@@ -113,7 +113,7 @@ class DeviceWorker:
             except BaseException as caught:  # handed to the caller, whatever it is
                 result, error = None, caught
             self.busy_s += time.monotonic() - began
-            changed = self._judge(error)
+            changed = self._judge(error) if computes else None
             try:
                 if changed is not None:  # known before anybody acts on the result
                     loop.call_soon_threadsafe(self.on_health, changed)

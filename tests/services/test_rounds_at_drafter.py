@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 import pytest
 import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from workers import until
 
 from draft_service import process as draft_process
@@ -425,3 +426,34 @@ async def test_a_stranger_gets_no_rounds_and_a_worker_does(tmp_path: Path) -> No
                 assert await asyncio.wait_for(call.code(), 20) is code
     finally:
         await process.stop(0.0)
+
+
+async def test_a_drafter_whose_passes_fail_says_that_it_does_not_serve(
+    drafter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("the device is gone")
+
+    async def serves(expected: bool) -> None:
+        async with open_channel(drafter.endpoint) as channel:
+            stub, asked = (
+                health_pb2_grpc.HealthStub(channel),
+                health_pb2.HealthCheckRequest(service="dspark.wire.v1.Draft"),
+            )
+            wanted = health_pb2.HealthCheckResponse.SERVING if expected else health_pb2.HealthCheckResponse.NOT_SERVING
+            async with asyncio.timeout(10):
+                while (await stub.Check(asked)).status != wanted:  # noqa: ASYNC110 - it has to be asked
+                    await asyncio.sleep(0.02)
+
+    async with RoundsCall(drafter) as call:
+        await call.hear()  # the welcome
+        await call.open(1)
+        await serves(True)
+        monkeypatch.setattr(type(drafter.engine), "timed_draft", broken)
+        for number in range(1, 6):
+            (block,) = await call.order(number, row(1, 10))
+            assert block.empty_reason is EmptyReason.INVALID
+        await serves(False)
+        monkeypatch.undo()
+        await call.order(6, row(1, 10))
+        await serves(True)

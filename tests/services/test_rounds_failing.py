@@ -34,6 +34,7 @@ from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 from verify_service.prompts import Prompts
 from verify_service.round_passes import RoundPasses
+from verify_service.synthetic import SyntheticVerifyEngine
 from verify_service.synthetic_step import SyntheticStep
 
 pytestmark = pytest.mark.services
@@ -381,7 +382,27 @@ async def test_a_bug_beside_a_pass_ends_the_stream_and_frees_everything(
             await until(lambda: answer.tokens)
             conductor.port.close("the test is over")
         await until(lambda: conductor.why_lost is not None)
-        await until(lambda: v.engine.held.sequences == 0)
+        await until(lambda: v.engine.held.sequences == v.engine.held.pages_held == 0)
+        monkeypatch.undo()
+        async with conducting(v, PLAN) as later:  # its numbers are free
+            again = [later.ask([5, 6], SAMPLED, 20) for _ in range(2)]
+            await answered(v, later, again)
+
+
+async def test_a_prompt_runs_without_pauses_while_nothing_decodes(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks: list[tuple[bool, int]] = []
+    begin = SyntheticVerifyEngine.begin_prefill
+
+    def noted(engine: SyntheticVerifyEngine, *, short: bool, owner: int) -> Any:
+        step = begin(engine, short=short, owner=owner)
+        if step is not None:
+            chunks.append((short, len(step.riders[0].token_ids)))
+        return step
+
+    monkeypatch.setattr(SyntheticVerifyEngine, "begin_prefill", noted)
+    async with verifier(pair, prefill_chunk=64, step_prefill_tokens=16) as v, conducting(v, PLAN) as conductor:
+        await answered(v, conductor, [conductor.ask([5] * 400, SAMPLED, 1)])
+    assert chunks == [(False, 64)] * 6 + [(False, 16)]
 
 
 async def test_a_verifier_that_leaves_says_so_and_takes_nobody(pair: str) -> None:
