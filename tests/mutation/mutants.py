@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutation.answers import ANSWERS
 from tests.mutation.conformance import CONFORMANCE
+from tests.mutation.grammars import GRAMMARS
 from tests.mutation.journal import JOURNALS
 from tests.mutation.lane_mutants import LANES
 from tests.mutation.laws import LAWS
@@ -20,6 +21,7 @@ LISTS = {
     "lanes": LANES,
     "pages": PAGES,
     "answers": ANSWERS,
+    "grammars": GRAMMARS,
     "journal": JOURNALS,
     "laws": LAWS,
     "loading": LOADING,

@@ -1,0 +1,78 @@
+"""Bugs of forms: masks that are missing, late or misplaced, matchers that stand where the answer does not."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import in_file
+
+G = "tests/unit/grammars/"
+LAW = (f"{G}test_exact_masks.py::test_what_is_emitted_follows_the_masked_law_exactly",)
+SAYS = (f"{G}test_exact_masks.py::test_the_coupled_rule_says_what_plain_decoding_says_whatever_is_drafted",)
+MOVED = (f"{G}test_moved_answers.py",)
+SHAPES = ("tests/unit/decoding/test_shaping.py",)
+SCHEMA = (f"{G}test_grammars.py",)
+
+GRAMMARS = [
+    *in_file(
+        "verify_service/grammars/matcher.py",
+        ("the bonus is not masked", "return made[:filled]", "return made[: min(filled, max(len(drafted), 1))]", LAW),
+        ("a matcher is not rolled back", "        if taken:\n", "        if taken > 9:\n", (*LAW, *SAYS)),
+        (
+            "a mask is that of the slot before",
+            "fill_next_token_bitmask(made, filled)",
+            "fill_next_token_bitmask(made, min(filled + 1, len(drafted)))",
+            LAW,
+        ),
+        ("an answer ends anywhere", "if not made[filled].any():", "if True:", LAW),
+    ),
+    *in_file(
+        "verify_service/packed_step.py",
+        (
+            "masks lie a row too low",
+            "mask(result.logits, [(case.first_row, each)",
+            "mask(result.logits, [(case.first_row + 1, each[:-1])",
+            (*LAW, *SAYS),
+        ),
+        (
+            "a matcher goes on over what was rejected",
+            "state.matcher.accept(tokens)",
+            "[state.matcher.accept([t]) for t in draft_ids[: accepted + 1]]",
+            LAW,
+        ),
+        ("a matcher never goes on", "state.matcher.accept(tokens)", "state.matcher.masks(tokens)", (*LAW, *SAYS)),
+        (
+            "truncation comes before the mask",
+            "        mask(result.logits, [",
+            "        result.logits.masked_fill_(result.logits < result.logits.topk(2).values[:, -1:], -50.0)\n"
+            "        mask(result.logits, [",
+            LAW,
+        ),
+    ),
+    *in_file(
+        "verify_service/judging.py",
+        (
+            "a matcher begins anew where an answer goes on elsewhere",
+            "matcher.accept(state.token_ids[state.given :])",
+            "matcher.accept([])",
+            MOVED,
+        ),
+        (
+            "a matcher reads the prompt",
+            "matcher.accept(state.token_ids[state.given :])",
+            "matcher.accept(state.token_ids)",
+            MOVED,
+        ),
+    ),
+    *in_file(
+        "verify_service/engine.py",
+        ("the first token is not masked", "mask(logits, [(0, matcher.masks(()))])", "mask(logits, [])", MOVED),
+        ("the first token is not taken in", "matcher.accept([anchor])", "matcher.accept([])", MOVED),
+    ),
+    *in_file(
+        "dspark/decoding/shaping.py",
+        ("min_tokens leaves nothing that may come", "torch.where(nothing, ends, flat[index])", "flat[index]", SHAPES),
+    ),
+    *in_file(
+        "verify_service/grammars/grammars.py",
+        ("a tenant is given another's grammar", "key = (tenant, constraint)", 'key = ("", constraint)', SCHEMA),
+    ),
+]

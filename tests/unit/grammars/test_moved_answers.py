@@ -1,0 +1,89 @@
+"""An answer in a form that goes on elsewhere, after a kill, a preemption or a resumption, is the one it was.
+
+At the verifier all three are the same: its tokens so far come as a prompt, under the next epoch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dspark.types import NO_Q, Constraint, ConstraintKind, Cursor, Law, Refusal, Rule, Verdict
+from verify_service.config import VerifyConfig
+from verify_service.engine import VerifyEngine
+from verify_service.sequences import VerifyItem
+
+TARGET = Path(__file__).parents[2] / "data" / "pair" / "target"
+PROMPT = [70, 71, 72]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}, "required": ["a", "b"]}
+FORM = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(SCHEMA))
+LONGEST = 40
+LAWS = [Law(0.0, prompt_len=3, constraint=FORM), Law(1.0, seed=5, rule=Rule.COUPLED, prompt_len=3, constraint=FORM)]
+
+
+@pytest.fixture(scope="module")
+def engine() -> VerifyEngine:
+    return VerifyEngine.load(VerifyConfig(target=str(TARGET), kv_tokens=1024, measure_cost=False))
+
+
+NUMBERS = itertools.count(1)
+
+
+def begin(engine: VerifyEngine, law: Law, tokens: list[int], epoch: int, number: int) -> int | Refusal:
+    """Its tokens so far, then the next one."""
+    cursor = Cursor(number, epoch, 0, len(tokens))
+    refusal = engine.open(cursor, law, 3 + LONGEST + 8, False, token_ids=tokens)
+    assert refusal is None
+    spared, _ = engine.spared(number, epoch, rows=False)
+    engine.prefill_chunk(number, tokens[spared:], wants_rows=False)
+    assert law.constraint is not None
+    return engine.first_token(number, epoch=epoch, grammar=engine.compile(law.constraint, "").result(60))
+
+
+def said(engine: VerifyEngine, law: Law, moves_at: set[int], slots: int) -> list[int]:
+    """An answer that is taken elsewhere when it has so many tokens; wrong tokens are drafted behind every anchor."""
+    number, epoch, answer, round_ = next(NUMBERS), 1, list[int](), 0
+    anchor = begin(engine, law, PROMPT, epoch, number)
+    while True:
+        assert isinstance(anchor, int)
+        answer.append(anchor)
+        if 0 in answer or len(answer) >= LONGEST:
+            break
+        if len(answer) in moves_at:
+            engine.release(number, epoch)
+            epoch += 1
+            anchor = begin(engine, law, [*PROMPT, *answer], epoch, number)
+            continue
+        round_ += 1
+        cursor = Cursor(number, epoch, round_, 3 + len(answer))
+        drafts = tuple((7 * len(answer) + k) % 512 for k in range(slots))
+        item = VerifyItem(cursor, anchor, drafts, NO_Q, checked=True)
+        (outcome,) = engine.verify([item])
+        assert isinstance(outcome, Verdict), outcome
+        answer += drafts[: outcome.accepted]
+        anchor = outcome.next_token
+    engine.release(number, epoch)
+    return answer[:LONGEST]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=["greedy", "coupled"])
+def test_wherever_an_answer_moves_it_stays_the_same(law: Law, engine: VerifyEngine) -> None:
+    alone = said(engine, law, set(), 0)
+    assert len(alone) > 8
+    for moves_at, slots in (({1}, 0), ({2, 5, 6}, 3), (set(range(1, LONGEST)), 2), (set(), 4)):
+        assert said(engine, law, moves_at, slots) == alone
+    from tokenizers import Tokenizer
+
+    text: Any = Tokenizer.from_file(str(TARGET / "tokenizer.json")).decode(alone)
+    if alone[-1] == 0:
+        assert set(json.loads(text)) == {"a", "b"}
+
+
+def test_what_does_not_fit_its_form_cannot_be_gone_on_with(engine: VerifyEngine) -> None:
+    refused = begin(engine, LAWS[0], [*PROMPT, 65, 66], 1, next(NUMBERS))
+    assert isinstance(refused, Refusal)
+    assert refused.message.startswith("constraint: ")
