@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 
 from dspark.client import Client
@@ -64,6 +66,34 @@ def test_drafts_do_not_change_an_answer(cell: HttpCell) -> None:
         }  # fmt: skip
         assert len(texts) == 1
         check(texts.pop())
+
+
+class Kind(enum.Enum):
+    SMALL = "small"
+    LARGE = "large"
+
+
+class Part(pydantic.BaseModel):
+    size: int = pydantic.Field(description="How much of it.", ge=0, le=99)
+    kind: Kind
+
+
+class Thing(pydantic.BaseModel):
+    part: Part
+    spare: Part | None
+    others: list[Kind] = pydantic.Field(max_length=2)
+
+
+def test_a_class_of_pydantic_comes_back_as_one_of_its_objects(cell: HttpCell) -> None:
+    made = cell.openai().chat.completions.parse(
+        model="target",
+        messages=[{"role": "user", "content": "x ="}],
+        response_format=Thing,
+        max_tokens=600,
+        temperature=1.0,
+        seed=3,
+    )
+    assert isinstance(made.choices[0].message.parsed, Thing)
 
 
 @pytest.mark.parametrize(
