@@ -35,7 +35,7 @@ GRAMMARS = [
         (
             "a matcher goes on over what was rejected",
             "state.matcher.accept(tokens)",
-            "[state.matcher.accept([t]) for t in draft_ids[: accepted + 1]]",
+            "[state.matcher.accept([t]) for t in item.draft_ids[: accepted + 1]]",
             LAW,
         ),
         ("a matcher never goes on", "state.matcher.accept(tokens)", "state.matcher.masks(tokens)", (*LAW, *SAYS)),

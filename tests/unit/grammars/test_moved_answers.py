@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dspark.types import NO_Q, Constraint, ConstraintKind, Cursor, Law, Refusal, Rule, Verdict
+from dspark.types import NO_Q, Constraint, ConstraintKind, Cursor, Refusal, Rule, SamplingParams, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
@@ -22,7 +22,10 @@ PROMPT = [70, 71, 72]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}, "required": ["a", "b"]}
 FORM = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(SCHEMA))
 LONGEST = 40
-LAWS = [Law(0.0, prompt_len=3, constraint=FORM), Law(1.0, seed=5, rule=Rule.COUPLED, prompt_len=3, constraint=FORM)]
+LAWS = [
+    SamplingParams(0.0, prompt_len=3, constraint=FORM),
+    SamplingParams(1.0, seed=5, rule=Rule.COUPLED, prompt_len=3, constraint=FORM),
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def engine() -> VerifyEngine:
 NUMBERS = itertools.count(1)
 
 
-def begin(engine: VerifyEngine, law: Law, tokens: list[int], epoch: int, number: int) -> int | Refusal:
+def begin(engine: VerifyEngine, law: SamplingParams, tokens: list[int], epoch: int, number: int) -> int | Refusal:
     """Its tokens so far, then the next one."""
     cursor = Cursor(number, epoch, 0, len(tokens))
     refusal = engine.open(cursor, law, 3 + LONGEST + 8, False, token_ids=tokens)
@@ -44,7 +47,7 @@ def begin(engine: VerifyEngine, law: Law, tokens: list[int], epoch: int, number:
     return engine.first_token(number, epoch=epoch, grammar=engine.compile(law.constraint, "").result(60))
 
 
-def said(engine: VerifyEngine, law: Law, moves_at: set[int], slots: int) -> list[int]:
+def said(engine: VerifyEngine, law: SamplingParams, moves_at: set[int], slots: int) -> list[int]:
     """An answer that is taken elsewhere when it has so many tokens; wrong tokens are drafted behind every anchor."""
     number, epoch, answer, round_ = next(NUMBERS), 1, list[int](), 0
     anchor = begin(engine, law, PROMPT, epoch, number)
@@ -71,7 +74,7 @@ def said(engine: VerifyEngine, law: Law, moves_at: set[int], slots: int) -> list
 
 
 @pytest.mark.parametrize("law", LAWS, ids=["greedy", "coupled"])
-def test_wherever_an_answer_moves_it_stays_the_same(law: Law, engine: VerifyEngine) -> None:
+def test_wherever_an_answer_moves_it_stays_the_same(law: SamplingParams, engine: VerifyEngine) -> None:
     alone = said(engine, law, set(), 0)
     assert len(alone) > 8
     for moves_at, slots in (({1}, 0), ({2, 5, 6}, 3), (set(range(1, LONGEST)), 2), (set(), 4)):
