@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import torch
-from worker_stream import drafter, until
+from workers import drafter, until
 
-from coordinator.workers.worker import Address, Role
+from coordinator.workers.worker import Address, WorkerRole
 from dspark.client import AsyncClient
 from dspark.model.checkpoint import load_target
 from tests.architectures import deepseek_v4
@@ -50,7 +50,7 @@ async def test_forty_answers_survive_a_lost_verifier_and_a_lost_drafter(pool: Po
         await pool.lose()
         await until(lambda: metrics.value("generation_tokens_total") >= PROMPTS * ANSWER // 3, 240.0)
         await pool._others[0].stop(0.0)
-        there = [Address(Role.VERIFY, each.endpoint, 0, f"verify/{n}") for n, each in enumerate(pool.verifiers)]
-        await pool.coordinator.membership.announce([*there, Address(Role.DRAFT, second.endpoint, 0, "draft/9")])
+        there = [Address(WorkerRole.VERIFY, each.endpoint, 0, f"verify/{n}") for n, each in enumerate(pool.verifiers)]
+        await pool.coordinator.membership.announce([*there, Address(WorkerRole.DRAFT, second.endpoint, 0, "draft/9")])
         answers = [list(completion.token_ids) for completion in await asyncio.gather(*asked)]
     assert answers == wanted
