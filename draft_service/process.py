@@ -21,8 +21,9 @@ from dspark.errors import ConfigError
 from dspark.runtime.blocking_server import BlockingServer
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.security import join_endpoint, split_endpoint
+from dspark.runtime.shell import Servicer
 from dspark.runtime.wire_limits import Read, reading
-from dspark.runtime.worker import Servicer, Services, Worker, WorkerProcess, check_worker, start_worker
+from dspark.runtime.worker import Services, Worker, WorkerProcess, check_worker, start_worker
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc
 
 log = structlog.get_logger("dspark.draft")

@@ -8,8 +8,9 @@ import structlog
 
 from dspark.errors import ConfigError
 from dspark.runtime.cost_store import Curve
+from dspark.runtime.shell import Servicer
 from dspark.runtime.wire_limits import reading
-from dspark.runtime.worker import Servicer, Services, Worker, WorkerProcess, check_worker, start_worker
+from dspark.runtime.worker import Services, Worker, WorkerProcess, check_worker, start_worker
 from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.commands import control_bounds
 from verify_service.config import FEATURE_DTYPES, VerifyConfig

@@ -17,8 +17,7 @@ from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.draining import Farewell, emptied
 from dspark.runtime.security import Security
-from dspark.runtime.shell import Servicer as Servicer
-from dspark.runtime.shell import Shell, ShellProcess
+from dspark.runtime.shell import Servicer, Shell, ShellProcess
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Refusal, RefusalReason
 from dspark.wire import codec
