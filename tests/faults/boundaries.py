@@ -1,8 +1,8 @@
 """Every kind of message that crosses from one process to another, read from the protocol itself.
 
 A kind is the message's type and, where the type is a choice or a list of choices, what was chosen:
-`RoundsCommand.order`, `ControlUp.report`, `FeatureChunk`, `DescribeRequest`. Of a list it is what stands last in the
-protocol: what is said rarely. A command that is added to the protocol is a kind at once.
+`RoundsCommand.order`, `ControlUp.report`, `FeatureChunk`, `DescribeRequest`. Of a list it is what is said rarely, the
+last of them in the protocol. A command that is added to the protocol is a kind at once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from dspark.wire.v1 import control_pb2, draft_pb2, features_pb2, frontend_pb2, verify_pb2
 
+OFTEN = ("plan", "acknowledged", "report")  # parts of lists that come with nearly all of them
 INTERNAL = (verify_pb2, draft_pb2, features_pb2, frontend_pb2, control_pb2)  # files whose services are no clients'
 
 
@@ -61,7 +62,7 @@ def kind_of(method: str, asked: bool, data: bytes) -> str:
     field, each = listed
     said = [one.WhichOneof(each.name) for one in getattr(message, field)]
     order = [its.name for its in each.fields]
-    return f"{descriptor.name}.{max(said, key=order.index, default='empty')}"
+    return f"{descriptor.name}.{max(said, key=lambda name: (name not in OFTEN, order.index(name)), default='empty')}"
 
 
 def _choice(descriptor: Descriptor) -> OneofDescriptor | None:

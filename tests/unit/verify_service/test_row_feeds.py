@@ -16,7 +16,7 @@ from dspark.wire.v1 import features_pb2
 from verify_service import row_feeds
 from verify_service.config import VerifyConfig
 from verify_service.feature_push import BULK_ROWS, FeaturePush, Sink
-from verify_service.interface import PromptPrefill
+from verify_service.interface import FeatureRun, PromptPrefill
 from verify_service.row_feeds import PATIENCE_S, RowFeeds
 from verify_service.synthetic import SyntheticVerifyEngine
 
@@ -66,6 +66,21 @@ def feeds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Feeds]:
         yield made
     finally:
         loop.close()
+
+
+def test_rows_go_in_pieces_without_a_gap_and_their_drafter_is_ready_once_all_have_come(feeds: Feeds) -> None:
+    pieces: list[tuple[int, int]] = []
+
+    def hand_over(job: object, sink: Sink, run: FeatureRun) -> None:
+        pieces.append((run.start, run.start + len(run.token_ids)))
+
+    feeds.feeds._loop = SimpleNamespace(call_soon_threadsafe=hand_over)  # type: ignore[assignment]
+    feeds.send(1)
+    while not feeds.told and len(pieces) <= ROWS // BULK_ROWS:
+        feeds.came(1, pieces[-1][1])
+    assert [start for start, _ in pieces] == [0, *(stop for _, stop in pieces[:-1])]
+    assert pieces[-1][1] == ROWS - 1
+    assert feeds.told == [DrafterReady(DRAFTER, 1, 0, ROWS - 1)]
 
 
 def test_a_drafter_that_takes_rows_is_kept_although_some_wait_behind_others(feeds: Feeds) -> None:
