@@ -29,11 +29,14 @@ class KeptState:
         self._cut = cut  # whether taking tokens back is cutting
         self._before: Any = copied(self.cache)
         self._start = 0  # tokens in the copy
-        self._since: list[int] = []  # tokens run after it was made
+        self._since: list[int] = []  # tokens behind the copy: those that ran, and those that have to run again
         self._sound = True  # no pass has failed half-way
 
     def reach(self, start: int) -> list[int]:
-        """Brings the cache to `start` tokens or some before; returns those that have to run again to be at `start`."""
+        """Brings the cache to `start` tokens or some before; returns those that have to run again to be at `start`.
+
+        They are kept until `hold`: the pass that runs them may fail, and be run again.
+        """
         if not self._sound:
             self._restore()
         if self._cut and start < self.length:
@@ -41,11 +44,11 @@ class KeptState:
             self.length = start
         if start == self.length:
             return []
-        if not self._start <= start < self.length:
+        if not self._start <= start <= self._start + len(self._since):
             raise CheckpointError(f"a state of {self.length} tokens, kept from {self._start} on, cannot be at {start}")
-        again = self._since[: start - self._start]
+        del self._since[start - self._start :]
         self._restore()
-        return again
+        return list(self._since)
 
     def hold(self) -> None:
         """What comes from now on may be taken back to here."""
@@ -58,11 +61,12 @@ class KeptState:
     def ran(self, token_ids: Sequence[int], cache: Any) -> None:
         """It has ended with this cache."""
         self.cache, self._sound = cache, True
+        at = self.length - self._start
+        self._since[at : at + len(token_ids)] = token_ids  # behind them, what has to run again and has not yet
         self.length += len(token_ids)
-        self._since += token_ids
 
     def _restore(self) -> None:
-        self.cache, self.length, self._sound, self._since = copied(self._before), self._start, True, []
+        self.cache, self.length, self._sound = copied(self._before), self._start, True
 
 
 def copied(cache: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -91,6 +92,35 @@ def test_a_pass_that_fails_half_way_may_be_run_again(model: tuple[Any, bool]) ->
         run(runner, PROMPT, text)
     handle.remove()
     torch.testing.assert_close(run(runner, PROMPT, text), plain(target, text)[PROMPT:], **CLOSE)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_a_pass_that_fails_while_tokens_run_again_may_be_run_again(model: tuple[Any, bool], blocks: int) -> None:
+    """Of a few tokens in front of it, and of so many that they run by themselves; wherever among them it fails."""
+    target, single = model
+    runner = StatefulRunner(target, None, single=single)
+    text = prompt(PROMPT, 9)
+    run(runner, 0, text)
+    for number in range(blocks):  # of each but two tokens stay, so that all of them run once more
+        block = [*text, *prompt(BLOCK, 20 + number)]
+        run(runner, len(text), block)
+        text = block[:-2]
+    after = [*text, *prompt(5, 30)]
+    layer, calls = decoder_layers(target)[2], 0
+    for fails_at in (1, 3):
+
+        def fail(*_: Any, at: int = fails_at) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                raise RuntimeError("out of memory")
+
+        calls = 0
+        handle = layer.register_forward_pre_hook(fail)
+        with contextlib.suppress(RuntimeError):  # a model that takes tokens together has no third call
+            run(runner, len(text), after)
+        handle.remove()
+    torch.testing.assert_close(run(runner, len(text), after), plain(target, after)[len(text) :], **CLOSE)
 
 
 def test_what_lies_before_the_last_block_is_refused() -> None:
