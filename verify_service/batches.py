@@ -72,7 +72,7 @@ class Batches:
         if not riders:
             return None
         batch = Batch((), self._step.prepare((), [chunk for _, chunk in riders]))
-        return self._under_way(UnderWay(self._step, (), {}, {}, [batch], riders, began))
+        return self._under_way(UnderWay(self._step, (), {}, [batch], riders, began))
 
     def take_news(self, owner: int) -> Progress | None:
         """The oldest of an owner's, once."""
@@ -128,7 +128,7 @@ class Batches:
                 riders = self._riders(waiting, self._ride_along)
             riding = [] if batches else [chunk for _, chunk in riders]
             batches.append(Batch(indices, self._step.prepare([given[index] for index in indices], riding)))
-        return self._under_way(UnderWay(self._step, items, given, outcomes, batches, riders, began))
+        return self._under_way(UnderWay(self._step, items, outcomes, batches, riders, began))
 
     def end(self, step: UnderWay) -> Judged:
         """What came of a step that has run; of prompts in it, as news."""

@@ -7,6 +7,7 @@ nothing of a sequence. Invariant 3, q sent is q sampled: the rule gets q as it c
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import threading
 from collections import Counter
@@ -67,6 +68,24 @@ class Prepared(NamedTuple):
     masks: list[Masks | Refusal | None]  # of what may come, of each item
     tokens: int  # of the items
     logit_rows: list[int] | None  # None: all
+
+    def part(self, places: Sequence[int]) -> Prepared:
+        """Some of its items alone, by their places. Reads no sequence: some may have left meanwhile."""
+        cases: list[PackedCase] = []
+        row = 0
+        for place in places:
+            cases.append(dataclasses.replace(self.cases[place], first_row=row))
+            row += 1 + len(self.items[place].draft_ids)
+        return Prepared(
+            items=[self.items[place] for place in places],
+            chunks=(),
+            states=[self.states[place] for place in places],
+            segments=[self.segments[place] for place in places],
+            cases=cases,
+            masks=[self.masks[place] for place in places],
+            tokens=row,
+            logit_rows=None,
+        )
 
 
 class Executed(NamedTuple):

@@ -9,7 +9,7 @@ on the thread that owns sequences and pages, and is always called once `run` is 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,13 +35,12 @@ class Batch(NamedTuple):
 
 
 class UnderWay:
-    """given: the items that run, by index; outcomes: of the others; riders: prompts in the first batch."""
+    """outcomes: of the items in no batch, by index; riders: prompts in the first batch."""
 
     def __init__(
         self,
         step: PackedStep,
         items: Sequence[VerifyItem],
-        given: Mapping[int, VerifyItem],
         outcomes: dict[int, Verdict | Refusal],
         batches: Sequence[Batch],
         riders: Sequence[tuple[PromptPrefill, PromptChunk]],
@@ -50,7 +49,7 @@ class UnderWay:
         self.riders = riders
         self.states: list[CachedSequence] = [state for batch in batches for state in _states(batch.prepared)]
         self.failure: Exception | None = None  # why nothing of it ran
-        self._step, self._items, self._given, self._outcomes, self._batches = step, items, given, outcomes, batches
+        self._step, self._items, self._outcomes, self._batches = step, items, outcomes, batches
         self._ran: list[tuple[Sequence[int], Executed]] = []
         self._spoilt: list[Prepared] = []
         self._labels: dict[int, npt.NDArray[np.float32]] = {}
@@ -73,20 +72,21 @@ class UnderWay:
         """A pass; of one that failed, with fewer beside each other, so that whoever spoils it is alone at last. One of
         them, or their number, may have been more than the device could bear."""
         indices, prepared = batch
-        parts: list[Sequence[int]] = []
+        parts: list[Sequence[int]] = []  # places of its items
         try:
             self._ran.append((indices, self._step.execute(prepared)))
             return
         except BatchFailed as error:
             self._error = error
             log.error("pass.failed", sequences=len(indices), prompts=len(prepared.chunks), exc_info=error)
-            parts = ([indices] if indices else []) if prepared.chunks else _halves(indices)  # what rode goes no further
+            places = range(len(indices))
+            parts = ([places] if indices else []) if prepared.chunks else _halves(places)  # what rode goes no further
         except Exception as error:  # a bug behind the pass
             self._error = error
             log.error("step.failed", sequences=len(indices), prompts=len(prepared.chunks), exc_info=error)
         self._spoilt.append(prepared)
         for part in parts:
-            self._run(Batch(part, self._step.prepare([self._given[index] for index in part], ())))
+            self._run(Batch([indices[place] for place in part], prepared.part(part)))
 
     def end(self) -> tuple[Judged, list[Progress]]:
         """What became of it, now that it becomes so, and of the prompts in it."""

@@ -337,6 +337,12 @@ MUTANTS: list[Mutant] = [
             "        for state in prepared.states:\n            state.cached += 1\n",
             (f"{U}nothing_of_a_pass_is_known_before_its_end",),
         ),
+        (
+            "a part of a failed pass is judged at the rows of the whole",
+            "cases.append(dataclasses.replace(self.cases[place], first_row=row))",
+            "cases.append(self.cases[place])",
+            (f"{U}a_pass_that_fails_is_tried_again_though_one_in_it_has_left",),
+        ),
     ),
     *in_file(
         "verify_service/batches.py",
@@ -369,9 +375,12 @@ MUTANTS: list[Mutant] = [
         "verify_service/round_driver.py",
         (
             "a pass that was under way when its stream ended is never ended",
-            "            self._engine.end(step)  # what is held for it comes free\n",
+            "            else:\n                self._engine.end(step)\n",
             "",
-            (f"{F}a_stream_that_ends_in_the_middle_of_a_pass_frees_what_the_pass_held",),
+            (
+                f"{F}a_stream_that_ends_in_the_middle_of_a_pass_frees_what_the_pass_held",
+                f"{F}a_bug_beside_a_pass_ends_the_stream_and_frees_everything",
+            ),
         ),
     ),
     *in_file(

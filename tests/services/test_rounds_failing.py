@@ -33,6 +33,7 @@ from verify_service import drafter_stream, drafters
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 from verify_service.prompts import Prompts
+from verify_service.round_driver import RoundDriver
 from verify_service.round_passes import RoundPasses
 from verify_service.synthetic import SyntheticVerifyEngine
 from verify_service.synthetic_step import SyntheticStep
@@ -361,7 +362,7 @@ async def test_a_chunk_that_fails_is_run_again(pair: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "bug", ["a pass was judged", "beside a pass", "a prompt was run", "a stream of a drafter ends"]
+    "bug", ["a pass was judged", "beside a pass", "behind a pass", "a prompt was run", "a stream of a drafter ends"]
 )
 async def test_a_bug_beside_a_pass_ends_the_stream_and_frees_everything(
     pair: str, bug: str, monkeypatch: pytest.MonkeyPatch
@@ -374,6 +375,14 @@ async def test_a_bug_beside_a_pass_ends_the_stream_and_frees_everything(
             monkeypatch.setattr(RoundPasses, "_note", planted)
         elif bug == "beside a pass":
             monkeypatch.setattr(SyntheticStep, "run", planted)
+        elif bug == "behind a pass":
+            inner = RoundDriver._after
+
+            def after(*args: Any) -> None:
+                monkeypatch.setattr(RoundDriver, "_take", planted)  # whatever else came with it
+                inner(*args)
+
+            monkeypatch.setattr(RoundDriver, "_after", after)
         elif bug == "a prompt was run":
             monkeypatch.setattr(Prompts, "_ended", planted)
         answer = conductor.ask([5, 6], SAMPLED, LONG)

@@ -145,6 +145,48 @@ def test_who_leaves_in_the_middle_of_a_pass_frees_its_pages_when_it_has_ended_an
     assert engine.open(Cursor(1, 2, 0, 2), GREEDY, 60, True, token_ids=[1, 2]) is None
 
 
+@pytest.mark.parametrize("riding", [False, True])
+def test_a_pass_that_fails_is_tried_again_though_one_in_it_has_left(
+    config: VerifyConfig, riding: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Again in halves, or as it was without the prompt that rode in it."""
+    engine = VerifyEngine.load(config)
+    said = {sequence: take_in(engine, sequence) for sequence in (1, 2, 3)}
+    if riding:
+        prompt = [7, *PROMPT]
+        assert engine.open(Cursor(7, 1, 0, len(prompt)), GREEDY, 60, True, token_ids=prompt) is None
+        engine.line_up(PromptPrefill(7, 1, prompt, wants_rows=False))
+    drafts = {sequence: tuple(range(sequence)) for sequence in said}
+    step = engine.begin([item(sequence, said[sequence], drafts[sequence]) for sequence in said])
+    inner, passes = engine._runner.run, list[int]()
+
+    def fails_once(segments: Any, rows: Any) -> Any:
+        passes.append(len(segments))
+        if len(passes) == 1:
+            raise RuntimeError("out of memory")
+        return inner(segments, rows)
+
+    monkeypatch.setattr(engine._runner, "run", fails_once)
+    assert engine.release(1, 1)
+    run(step)
+    assert step.failure is None
+    outcomes = engine.end(step).outcomes
+    assert len(passes) > 1
+    gone = outcomes[0]
+    assert isinstance(gone, Refusal)
+    assert gone.reason is RefusalReason.UNKNOWN_SEQUENCE
+    calm = VerifyEngine.load(config)
+    for sequence, outcome in list(zip(said, outcomes, strict=True))[1:]:
+        expected = calm.judge_cohort([item(sequence, take_in(calm, sequence), drafts[sequence])]).outcomes[0]
+        assert outcome == expected
+        said[sequence] += [*drafts[sequence][: outcome.accepted], outcome.next_token]  # type: ignore[union-attr]
+        after = engine.judge_cohort([item(sequence, said[sequence])]).outcomes[0]
+        assert isinstance(after, Verdict)
+    engine.release_owner(0)
+    assert (engine.held.sequences, engine.held.pages_held) == (0, 0)
+    assert engine.open(Cursor(1, 2, 0, 2), GREEDY, 60, True, token_ids=[1, 2]) is None
+
+
 def test_a_session_that_ends_in_the_middle_of_a_pass_leaves_nothing(engine: Any) -> None:
     step = engine.begin([item(1, take_in(engine, 1))])
     assert engine.release_owner(0) == 1
