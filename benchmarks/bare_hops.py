@@ -22,7 +22,7 @@ from dspark.runtime.channel import sync_channel
 from dspark.wire import orders
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 
-SLOTS, ENTRIES, ROWS = 7, 64, 4  # of a sequence and round; rows: what is committed of it, and sent
+SLOTS, ENTRIES = 7, 64  # of a sequence and round
 VOCABULARY = 32_000
 
 
@@ -66,30 +66,31 @@ def _blocks(number: int, sequences: int) -> draft_pb2.Blocks:
     )
 
 
-def measure(sequences: int, width: int, verify_s: float, draft_s: float, seconds: float) -> list[float]:
-    """Seconds of each round."""
+def measure(sequences: int, width: int, rows: int, verify_s: float, draft_s: float, seconds: float) -> list[float]:
+    """Seconds of each round. rows: what is committed of all sequences in one, and sent."""
     command = [sys.executable, "-m", "benchmarks.bare_hops", str(draft_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            return _measure(process.stdout.readline().strip(), sequences, width, verify_s, seconds)
+            return _measure(process.stdout.readline().strip(), sequences, width, rows, verify_s, seconds)
         finally:
             process.kill()
 
 
-def _measure(endpoint: str, sequences: int, width: int, verify_s: float, seconds: float) -> list[float]:
+def _measure(endpoint: str, sequences: int, width: int, rows: int, verify_s: float, seconds: float) -> list[float]:
     unsent: queue.SimpleQueue[Any] = queue.SimpleQueue()
     rounds: list[float] = []
     with sync_channel(endpoint) as channel:
         call = draft_pb2_grpc.DraftStub(channel).Rounds(iter(unsent.get, None))  # type: ignore[no-untyped-call]
-        asked = [OrderRow(row, 0, 1, 101, 5, SLOTS, 100 - ROWS) for row in range(sequences)]
-        counts, ids = [ROWS] * sequences, [5] * ROWS * sequences
+        counts = [rows // sequences + (row < rows % sequences) for row in range(sequences)]
+        asked = [OrderRow(row, 0, 1, 101, 5, SLOTS, 100 - own) for row, own in enumerate(counts)]
+        ids = [5] * rows
         began, number = time.perf_counter(), 0
         until = began + seconds
         while began < until:
             number += 1
-            data = np.zeros((ROWS * sequences, width), "<u2").tobytes()
-            packed = orders.PackedRows("bfloat16", ROWS * sequences, width, data)
+            data = np.zeros((rows, width), "<u2").tobytes()
+            packed = orders.PackedRows("bfloat16", rows, width, data)
             for message in orders.write_order(number, asked, counts, ids, packed):
                 unsent.put(message)
             blocks = next(call).blocks

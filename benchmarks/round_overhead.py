@@ -1,102 +1,110 @@
-"""What a round takes beside its two passes (row B5), and how busy two cohorts keep a verifier.
+"""What a round takes beside its two passes, between a verifier and a drafter in processes of their own (rows 1 to 4).
 
-Synthetic workers in processes of their own: a verification takes 15 ms and a draft 2 ms, whatever is in them, so what
-is left of a round is hops, messages and the coordinator. Temperature 1, 64 entries of q per slot, whole blocks. The
-lane runs in this process, without client streams (`bare_lane`).
+Synthetic workers: a verification and a draft take as long as they are told to, whatever is in them, so what is left of
+a round is hops, messages and Python. Temperature 1, 64 entries of q a slot, whole blocks, a window of two rounds; who
+stands for the coordinator commits and acknowledges. Beside it, in the same run and by turns: two processes that
+exchange the same messages, as many rows among them, and do nothing else (`bare_hops`). Medians of all rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import statistics
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
-from benchmarks import two_hops
-from benchmarks.bare_lane import quiet, running_lane
-from benchmarks.row import Row, note
-from benchmarks.synthetic_cell import FLAT, SyntheticWorkers
-from coordinator.lanes.conduct import Conduct
+from benchmarks.bare_lane import quiet
+from benchmarks.row import Row
+from benchmarks.two_hops import Measured, Setting, measure
 
-VERIFY_S, DRAFT_S = 0.015, 0.002  # of FLAT
-MOST_ONE, MOST_MANY, LEAST_BUSY = 0.06, 0.12, 0.93
+MOST = 1.6  # of what bare streams take beside the passes
 MANY = 64
+WIDE = 4096  # values of a feature row
+FP8 = WIDE // 2 + 2  # values of two bytes that are as many as a row of WIDE bytes and its scale
 
 
-@dataclass(frozen=True, slots=True)
-class OverheadMedians:
-    """Medians over windows."""
+class _Bar(NamedTuple):
+    """What a round of one setting is held against; None: it is not."""
 
-    round_ms: float
-    overhead: float  # share of a round
-    busy: float  # share of time that the verifier computes
+    times_bare: float | None = None
+    overhead: float | None = None  # share of a round
+    busy: float | None = None  # least share of time that the verifier computes
+
+    def holds(self, measured: Measured) -> bool:
+        return (
+            (self.times_bare is None or measured.times_bare <= self.times_bare)
+            and (self.overhead is None or measured.overhead <= self.overhead)
+            and (self.busy is None or measured.busy >= self.busy)
+        )
+
+    def __str__(self) -> str:
+        said = []
+        if self.times_bare is not None:
+            said.append(f"at most {self.times_bare:g} times bare streams")
+        if self.overhead is not None:
+            said.append(f"at most {self.overhead:.0%} of a round")
+        if self.busy is not None:
+            said.append(f"busy at least {self.busy:.0%}")
+        return " and ".join(said)
+
+
+SLOW, FAST = (0.015, 0.002), (0.005, 0.0012)  # seconds of a verification, of a draft
+ROWS: dict[int, tuple[str, dict[str, tuple[Setting, _Bar]]]] = {
+    1: (
+        "a round beside T_v 15 ms and T_d 2 ms, rows of 64 values",
+        {
+            "1 sequence": (Setting(1, *SLOW), _Bar(MOST, 0.10)),
+            "64 sequences": (Setting(MANY, *SLOW), _Bar(MOST, 0.20)),
+        },
+    ),
+    2: (
+        f"the same at {MANY} sequences with rows of {WIDE} values",
+        {
+            "bf16": (Setting(MANY, *SLOW, width=WIDE), _Bar(MOST)),
+            "as many bytes as in fp8": (Setting(MANY, *SLOW, width=FP8), _Bar(MOST)),
+        },
+    ),
+    3: (
+        "the same beside T_v 5 ms and T_d 1.2 ms, rows of 64 values; how busy two cohorts keep a verifier",
+        {
+            "1 sequence": (Setting(1, *FAST), _Bar(overhead=0.22)),
+            "64 sequences": (Setting(MANY, *FAST), _Bar(overhead=0.40)),
+            "64 sequences, two cohorts": (Setting(MANY, *FAST, cohorts=2), _Bar(busy=0.90)),
+            "64 sequences, two cohorts, T_v 15 ms, T_d 2 ms": (Setting(MANY, *SLOW, cohorts=2), _Bar(busy=0.90)),
+        },
+    ),
+    4: (
+        "a round without drafts beside T_v 15 ms",
+        {
+            "1 sequence": (Setting(1, *SLOW, drafts=False), _Bar(overhead=0.03)),
+            "64 sequences": (Setting(MANY, *SLOW, drafts=False), _Bar(overhead=0.06)),
+        },
+    ),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.round_overhead", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON row per statement")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter windows")
-    parser.add_argument(
-        "--two-hops", action="store_true", help="rounds between verifier and drafter, beside bare streams"
-    )
-    parser.add_argument("--verify-ms", type=float, default=1e3 * VERIFY_S, help="of a pass, with --two-hops")
-    parser.add_argument("--draft-ms", type=float, default=1e3 * DRAFT_S, help="of a pass, with --two-hops")
+    parser.add_argument("--only", type=int, choices=ROWS, action="append", metavar="ROW", help="this row, 1 to 4")
     args = parser.parse_args(argv)
     quiet()
-    if args.two_hops:
-        repeats, seconds = (3, 1.5) if args.quick else (5, 3.0)
-        made = two_hops.rows(args.verify_ms / 1e3, args.draft_ms / 1e3, repeats, seconds)
-        return max(row.show(as_json=args.json) for row in made)
-    windows, seconds = (3, 1.5) if args.quick else (7, 3.0)
-    with SyntheticWorkers(FLAT, room=4 * MANY) as workers:
-        one = asyncio.run(_measure(workers, 1, 1, windows, seconds))
-        many = asyncio.run(_measure(workers, MANY, 1, windows, seconds))
-        two = asyncio.run(_measure(workers, MANY, 2, windows, seconds))
-    base = f"of a round beside T_v {1e3 * VERIFY_S:g} ms and T_d {1e3 * DRAFT_S:g} ms"
-    rows = (
-        _row("B5 one", "round overhead, 1 sequence", one, one.overhead <= MOST_ONE, f"at most {MOST_ONE:.0%} {base}"),
-        _row(
-            "B5 many",
-            f"round overhead, {MANY} sequences",
-            many,
-            many.overhead <= MOST_MANY,
-            f"at most {MOST_MANY:.0%} {base}",
-        ),
-        _row(
-            "B5 busy",
-            f"verifier busy share, two cohorts, {MANY} sequences (one cohort: {many.busy:.1%})",
-            two,
-            two.busy >= LEAST_BUSY,
-            f"at least {LEAST_BUSY:.0%}",
-        ),
-    )
+    repeats, seconds = (3, 1.5) if args.quick else (5, 3.0)
+    rows = _rows(args.only or list(ROWS), lambda setting: measure(setting, repeats, seconds))
     return max(row.show(as_json=args.json) for row in rows)
 
 
-def _row(number: str, name: str, measured: OverheadMedians, holds: bool, bar: str) -> Row:
-    value = {
-        "round_ms": round(measured.round_ms, 2),
-        "overhead": round(measured.overhead, 4),
-        "verifier_busy": round(measured.busy, 4),
-    }
-    return Row(number, name, value, bar, holds)
-
-
-async def _measure(
-    workers: SyntheticWorkers, sequences: int, cohorts: int, windows: int, seconds: float
-) -> OverheadMedians:
-    conduct = Conduct(bypass=False, cohorts=cohorts)
-    async with running_lane(workers, "adaptive", sequences, conduct) as (_, metrics):
-        clock, steps = asyncio.get_running_loop(), []
-        for _ in range(windows):
-            before, began = metrics.value("cohorts_total"), clock.time()
-            await asyncio.sleep(seconds)
-            steps.append((clock.time() - began) / (metrics.value("cohorts_total") - before))
-    step_s = statistics.median(steps)  # from one verification to the next
-    round_s = cohorts * step_s
-    note(f"{sequences} sequences, {cohorts} cohorts: {[round(1e3 * each, 2) for each in steps]} ms a step")
-    return OverheadMedians(1e3 * round_s, (round_s - VERIFY_S - DRAFT_S) / round_s, VERIFY_S / step_s)
+def _rows(numbers: list[int], measured: Callable[[Setting], Measured]) -> Iterator[Row]:
+    for number in numbers:
+        name, settings = ROWS[number]
+        value: dict[str, Any] = {}
+        holds = True
+        for called, (setting, bar) in settings.items():
+            made = measured(setting)
+            value[called] = {**made.shown(), "bar": str(bar), "holds": bar.holds(made)}
+            holds = holds and bar.holds(made)
+        yield Row(number, name, value, "; ".join(f"{called}: {bar}" for called, (_, bar) in settings.items()), holds)
 
 
 if __name__ == "__main__":

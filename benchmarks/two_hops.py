@@ -1,8 +1,7 @@
-"""What a round takes beside its two passes when it runs between verifier and drafter (`Verify.Control`).
+"""Rounds between a verifier and a drafter (`Verify.Control`), measured beside bare streams of the same payload.
 
-Beside it, in the same run: two processes that exchange the same messages and do nothing else (`bare_hops`). Whole
-blocks, temperature 1, a window of two rounds; the two take turns. Who stands for the coordinator commits and
-acknowledges. They are compared by the median round, which a crowded machine spoils least.
+Who stands for the coordinator commits and acknowledges everything at once. Rounds are compared by their median, which a
+crowded machine spoils least.
 """
 
 from __future__ import annotations
@@ -10,37 +9,118 @@ from __future__ import annotations
 import asyncio
 import statistics
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from benchmarks import bare_hops
 from benchmarks.bare_lane import ANSWER, PROMPT
-from benchmarks.row import Row, note
+from benchmarks.row import note
 from benchmarks.synthetic_cell import FLAT, SyntheticWorkers
 from coordinator.workers.control_client import ControlClient
 from dspark.rounds.control import Admission, Down, DrafterAt, PassReport, Up
 from dspark.rounds.events import Acknowledged, Admit
-from dspark.rounds.plan import Plan, PlanKind, Terms
+from dspark.rounds.plan import PLAIN, Plan, PlanKind, Terms
 from dspark.runtime.channel import WORKER_WATCH_MS, open_channel
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Rule, SamplingParams
 from dspark.wire.v1 import draft_pb2_grpc, types_pb2, verify_pb2_grpc
 
-SIZES = ((1, 64), (64, 64), (1, 4096), (64, 4096))  # sequences, values of a feature row
-MOST = 1.6  # of what bare streams take beside the passes
 SETTLED = 24  # passes before anything is measured
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Whose rounds. Seconds of a verification and of a draft; width: values of a feature row, of two bytes each."""
+
+    sequences: int
+    verify_s: float
+    draft_s: float
+    width: int = 64
+    cohorts: int = 1
+    drafts: bool = True
+
+    @property
+    def passes_s(self) -> float:
+        """Of a round."""
+        return self.verify_s + (self.draft_s if self.drafts else 0.0)
+
+    @property
+    def compared(self) -> bool:
+        """Whether bare streams do the same: two cohorts wait for each other, plain rounds have no hop."""
+        return self.drafts and self.cohorts == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Seconds."""
+
+    setting: Setting
+    round_s: float  # median
+    step_s: float  # from one verification to the next, median of the repeats' means
+    rows: float  # feature rows of a round
+    bare_s: float = 0.0  # a round of bare streams, median; 0 where there is none
+
+    @property
+    def overhead(self) -> float:
+        """Share of a round that is no pass."""
+        return 1.0 - self.setting.passes_s / self.round_s
+
+    @property
+    def times_bare(self) -> float:
+        passes = self.setting.passes_s
+        return (self.round_s - passes) / (self.bare_s - passes) if self.bare_s else 0.0
+
+    @property
+    def busy(self) -> float:
+        """Share of time that the verifier computes."""
+        return self.setting.verify_s / self.step_s
+
+    def shown(self) -> dict[str, float]:
+        """For a row."""
+        passes = self.setting.passes_s
+        shown = {"verifier_busy": round(self.busy, 3)}
+        if self.setting.cohorts == 1:
+            shown |= {"beside_ms": round(1e3 * (self.round_s - passes), 2), "overhead": round(self.overhead, 4)}
+        if self.bare_s:
+            bare = {"bare_ms": round(1e3 * (self.bare_s - passes), 2), "times_bare": round(self.times_bare, 2)}
+            shown |= {**bare, "bare_overhead": round(1.0 - passes / self.bare_s, 4), "rows": round(self.rows)}
+        return shown
+
+
+def measure(setting: Setting, repeats: int, seconds: float) -> Measured:
+    """So many windows of rounds, and as many of bare streams behind each of them."""
+    two, bare, steps, rows = list[float](), list[float](), list[float](), list[float]()
+    with tempfile.TemporaryDirectory() as folder:
+        pair = _pair(Path(folder), setting)
+        with SyntheticWorkers(pair, room=2 * setting.sequences) as workers:
+            for _ in range(repeats):
+                rounds_s, step_s, each = asyncio.run(_two_hops(workers, setting, seconds))
+                two += rounds_s
+                steps.append(step_s)
+                rows.append(each)
+                if setting.compared:
+                    payload = setting.sequences, setting.width, round(each)
+                    bare += bare_hops.measure(*payload, setting.verify_s, setting.draft_s, seconds)
+    made = Measured(
+        setting,
+        statistics.median(two),
+        statistics.median(steps),
+        statistics.mean(rows),
+        statistics.median(bare) if bare else 0.0,
+    )
+    note(f"{setting}: {made.shown()}, steps of {[round(1e3 * step, 2) for step in steps]} ms")
+    return made
 
 
 class Acknowledges:
     """Keeps `Listener`: everything that is reported is committed at once."""
 
     def __init__(self, port: ControlClient) -> None:
-        self.passes, self.why_lost = 0, ""
+        self.passes, self.tokens, self.why_lost = 0, 0, ""
         self.rounds_s: list[float] = []
         self._port = port
         port.listen(self)
@@ -51,6 +131,7 @@ class Acknowledges:
             if isinstance(each, PassReport):
                 if each.report.number:
                     self.passes += 1
+                    self.tokens += sum(len(one.tokens) for one in each.report.rounds)
                     self.rounds_s.append(each.timing.round_s)
                 told += [Acknowledged(one.sequence, one.epoch, one.round) for one in each.report.rounds]
             else:
@@ -61,76 +142,31 @@ class Acknowledges:
         self.why_lost = why
 
 
-def rows(verify_s: float, draft_s: float, repeats: int, seconds: float) -> Iterator[Row]:
-    """One of each size."""
-    for sequences, width in SIZES:
-        with tempfile.TemporaryDirectory() as folder:
-            pair = _pair(Path(folder), width, verify_s, draft_s)
-            with SyntheticWorkers(pair, room=2 * sequences) as workers:
-                bare, two, means = list[float](), list[float](), list[float]()
-                for _ in range(repeats):
-                    bare += bare_hops.measure(sequences, width, verify_s, draft_s, seconds)
-                    rounds_s, mean = asyncio.run(_two_hops(workers, sequences, draft_s, seconds))
-                    two += rounds_s
-                    means.append(mean)
-        note(f"{sequences} x {width}: {[round(1e3 * each, 2) for each in means]} ms")
-        passes = verify_s + draft_s
-        yield _row(
-            sequences,
-            width,
-            verify_s,
-            draft_s,
-            {name: statistics.median(its) - passes for name, its in (("bare", bare), ("two", two))},
-            statistics.median(means) - passes,
-        )
-
-
-def _row(sequences: int, width: int, verify_s: float, draft_s: float, medians: dict[str, float], mean: float) -> Row:
-    """Of seconds that rounds take beside their passes."""
-    times_bare = medians["two"] / medians["bare"]
-    value: dict[str, Any] = {
-        "two_hops_ms": round(1e3 * medians["two"], 2),
-        "bare_ms": round(1e3 * medians["bare"], 2),
-        "times_bare": round(times_bare, 2),
-        "overhead": round(medians["two"] / (medians["two"] + verify_s + draft_s), 4),
-        "two_hops_mean_ms": round(1e3 * mean, 2),
-    }
-    return Row(
-        f"hops {sequences}x{width}",
-        f"a round beside its passes, {sequences} sequences, rows of {width} values, T_v {1e3 * verify_s:g} ms, "
-        f"T_d {1e3 * draft_s:g} ms",
-        value,
-        f"at most {MOST:g} times bare streams",
-        times_bare <= MOST,
-    )
-
-
-def _pair(folder: Path, width: int, verify_s: float, draft_s: float) -> Path:
+def _pair(folder: Path, setting: Setting) -> Path:
     """The flat pair with rows and passes of this size."""
     spec = yaml.safe_load(FLAT.read_text(encoding="utf-8"))
-    spec["feature_width"] = width
-    spec["verify"]["ms"], spec["draft"]["ms"] = [1e3 * verify_s], [1e3 * draft_s]
+    spec["feature_width"] = setting.width
+    spec["verify"]["ms"], spec["draft"]["ms"] = [1e3 * setting.verify_s], [1e3 * setting.draft_s]
     path = folder / "pair.yaml"
     path.write_text(yaml.safe_dump(spec), encoding="utf-8")
     return path
 
 
-async def _two_hops(
-    workers: SyntheticWorkers, sequences: int, draft_s: float, seconds: float
-) -> tuple[list[float], float]:
-    """Seconds of each round, and of all of them on the average."""
-    async with _rounds(workers, sequences, draft_s) as rounds:
+async def _two_hops(workers: SyntheticWorkers, setting: Setting, seconds: float) -> tuple[list[float], float, float]:
+    """Seconds of each round, and from one pass to the next on the average; feature rows of a round."""
+    async with _rounds(workers, setting) as rounds:
         clock = asyncio.get_running_loop()
-        before, began = rounds.passes, clock.time()
+        before, tokens, began = rounds.passes, rounds.tokens, clock.time()
         rounds.rounds_s.clear()
         await asyncio.sleep(seconds)
         if rounds.why_lost:
             raise RuntimeError(rounds.why_lost)
-        return rounds.rounds_s, (clock.time() - began) / (rounds.passes - before)
+        passes = rounds.passes - before
+        return rounds.rounds_s, (clock.time() - began) / passes, (rounds.tokens - tokens) / passes
 
 
 @asynccontextmanager
-async def _rounds(workers: SyntheticWorkers, sequences: int, draft_s: float) -> AsyncIterator[Acknowledges]:
+async def _rounds(workers: SyntheticWorkers, setting: Setting) -> AsyncIterator[Acknowledges]:
     """A verifier in the middle of its rounds."""
     (verifier,), (drafter,) = workers.endpoints("verify"), workers.endpoints("draft")
     async with open_channel(verifier, watch_ms=WORKER_WATCH_MS) as channel, open_channel(drafter) as other:
@@ -145,11 +181,13 @@ async def _rounds(workers: SyntheticWorkers, sequences: int, draft_s: float) -> 
             metrics=Metrics(),
         )
         rounds = Acknowledges(port)
-        plan = Plan(1, Terms(PlanKind.FIXED, its.block_size), 1, 2, draft_s)
-        port.tell([DrafterAt(1, drafter, its.incarnation), plan, *map(_admission, range(1, sequences + 1))])
+        terms = Terms(PlanKind.FIXED, its.block_size) if setting.drafts else PLAIN
+        plan = Plan(1, terms, setting.cohorts, 2, setting.draft_s)
+        admissions = map(_admission, range(1, setting.sequences + 1))
+        port.tell([DrafterAt(1, drafter, its.incarnation), plan, *admissions])
         try:
             async with asyncio.timeout(60.0):
-                while rounds.passes < SETTLED + sequences and not rounds.why_lost:  # noqa: ASYNC110  rounds ring no bell
+                while rounds.passes < SETTLED + setting.sequences and not rounds.why_lost:  # noqa: ASYNC110  rounds ring no bell
                     await asyncio.sleep(0.1)
             yield rounds
         finally:

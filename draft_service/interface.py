@@ -27,8 +27,7 @@ class DraftItem(NamedTuple):
     max_slots: int = 0  # 0 means a full block
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """Feature rows of one chunk."""
 
     sequence: int

@@ -97,10 +97,11 @@ class SyntheticDraftEngine:
         context = self._contexts.admit(chunk)
         if isinstance(context, Refusal):
             return context
-        try:
-            context.first_token = first_token(chunk.rows)
-        except PeerError as error:
-            return Refusal(RefusalReason.INVALID, str(error))
+        if context.first_token is None:  # every row of a sequence says the same
+            try:
+                context.first_token = first_token(chunk.rows)
+            except PeerError as error:
+                return Refusal(RefusalReason.INVALID, str(error))
         context.add(chunk.start, chunk.start + len(chunk.rows))
         return context.watermark
 

@@ -55,6 +55,11 @@ class DrafterStream:
         elif not self._closed:
             self._unsent.put(command)
 
+    @property
+    def unsent(self) -> int:
+        """Messages that gRPC has not taken yet."""
+        return self._unsent.qsize()
+
     def close(self) -> None:
         """Ends the stream; the drafter frees what was opened through it."""
         if not self._closed:

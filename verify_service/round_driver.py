@@ -314,7 +314,7 @@ class RoundDriver:
                 else:
                     self._carry[type(action)](action)
             if reports:
-                time.sleep(0)  # lets go of the interpreter, so that orders leave
+                self._drafters.let_leave()
             for action in reports:
                 self._carry[type(action)](action)
             self._arriving.clear()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -93,18 +94,20 @@ def prefixes(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[
     if longest == 0:
         return [0] * len(blocks)
     lengths = np.fromiter(map(len, blocks), np.int64, len(blocks))
+    drafted = np.arange(longest) < lengths[:, None]
     confidence = np.zeros((len(blocks), longest))
-    for row, block in enumerate(blocks):
-        confidence[row, : len(block)] = block
+    confidence[drafted] = np.fromiter(chain.from_iterable(blocks), np.float64, int(lengths.sum()))
     alive = survival(confidence, lengths)
-    worth = alive * np.array([each.weight for each in terms])[:, None]
-    kind = np.array([each.kind for each in terms])[:, None]
-    price = np.array([each.price for each in terms])[:, None]
+    # Nearly always one and the same: whoever has no terms of its own has the plan's.
+    own = terms[:1] if all(each is terms[0] for each in terms) else terms
+    worth = alive * np.array([each.weight for each in own])[:, None]
+    kind = np.array([int(each.kind) for each in own])[:, None]
+    price = np.array([each.price for each in own])[:, None]
     passes = np.where(kind == PlanKind.THRESHOLD, confidence >= price, worth >= price)  # of NaN neither holds
     passes |= (kind == PlanKind.FIXED) | ((kind == PlanKind.THRESHOLD) & (price <= 0.0))
-    passes &= (kind != PlanKind.OFF) & (np.arange(longest) < lengths[:, None])
+    passes &= (kind != PlanKind.OFF) & drafted
     chosen: Ints = np.logical_and.accumulate(passes, axis=1).sum(axis=1)
-    return list(map(int, _capped(worth, chosen, min(each.cap for each in terms))))
+    return list(map(int, _capped(worth, chosen, min(each.cap for each in own))))
 
 
 def _capped(worth: Floats, chosen: Ints, cap: int) -> Ints:

@@ -17,6 +17,8 @@ from faults.network import Network
 class MemoryDrafterStream:
     """Keeps the names of `DrafterStream`."""
 
+    unsent = 0  # nothing here waits in simulated time
+
     def __init__(
         self,
         network: Network,
