@@ -39,7 +39,7 @@ class QuickProgram:
 ENTRIES = (
     QuickProgram("B2", "benchmarks.peers", 2, 240),
     QuickProgram("B4", "benchmarks.policies", 2, 120),
-    QuickProgram("B5", "benchmarks.round_overhead", 3, 30),
+    QuickProgram("B5", "benchmarks.round_overhead", 4, 90),
     QuickProgram("B6", "benchmarks.lane_rate", 1, 22),
     QuickProgram("B6", "benchmarks.front_end", 2, 95),
 )

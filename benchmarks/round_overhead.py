@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", type=int, choices=ROWS, action="append", metavar="ROW", help="this row, 1 to 4")
     args = parser.parse_args(argv)
     quiet()
-    repeats, seconds = (3, 1.5) if args.quick else (5, 3.0)
+    repeats, seconds = (2, 1.0) if args.quick else (5, 3.0)
     rows = _rows(args.only or list(ROWS), lambda setting: measure(setting, repeats, seconds))
     return max(row.show(as_json=args.json) for row in rows)
 

@@ -51,6 +51,8 @@ from verify_service.row_feeds import RowFeeds
 
 log = structlog.get_logger("dspark.rounds")
 
+ENDS_S, LOOK_S = 10.0, 0.002  # for passes to end that a stream leaves behind, and between looks
+
 LAST = (Report, Released)  # carried out when nobody waits for anything any more
 Came = Callable[[], Iterable[Told | Plan]]  # on the device thread: what the loop is told of something that came
 
@@ -182,6 +184,9 @@ class RoundDriver:
         if self._timer is not None:
             self._timer.cancel()
         await self._worker.device.run_surely(self._finish)
+        until = time.monotonic() + ENDS_S
+        while self._under_way and time.monotonic() < until:  # whoever comes next shall find its numbers free
+            await asyncio.sleep(LOOK_S)
 
     def _set_timer(self, at: float) -> None:
         if self._timer is not None:

@@ -11,7 +11,6 @@ P = "tests/unit/planning/test_planner.py::test_"
 U = "tests/unit/verify_service/test_under_way.py::test_"
 D = "tests/unit/verify_service/test_drafter_stream.py::test_"
 F = "tests/services/test_rounds_failing.py::test_"
-T = "tests/unit/draft_service/test_drafting.py::test_"
 X = "tests/unit/decoding/test_exact_rounds.py::test_"
 R1 = (f"{KEPT}r1_nothing_of_a_block_leaves_before_its_prefix_is_fixed",)
 R2 = (f"{KEPT}r2_a_newer_plan_meets_the_next_order_only", f"{KEPT}r2_a_weight_is_frozen_too")
@@ -143,13 +142,13 @@ MUTANTS: list[Mutant] = [
         "dspark/rounds/plan.py",
         (
             "R2: caps are not looked at",
-            "min(each.cap for each in terms)",
+            "min(each.cap for each in own)",
             "NO_CAP",
             R2,
         ),
         (
             "R3: a pass is cut down to a tier below its total",
-            "min(each.cap for each in terms)",
+            "min(each.cap for each in own)",
             "int(chosen.sum()) // 2 * 2",
             LAW,
         ),
@@ -405,36 +404,6 @@ MUTANTS: list[Mutant] = [
             "except grpc.FutureTimeoutError:",
             "except ZeroDivisionError:",
             (f"{D}so_is_one_whose_port_cannot_be_reached",),
-        ),
-    ),
-    *in_file(
-        "draft_service/drafting.py",
-        (
-            "a verifier is not passed over for one that had its turn",
-            "            del self._waiting[owner]\n            if queue:\n",
-            "            if not queue:\n                del self._waiting[owner]\n            else:\n",
-            (
-                f"{T}verifiers_take_turns_within_the_largest_pass",
-                f"{T}one_with_many_orders_never_goes_twice_before_another",
-            ),
-        ),
-        (
-            "a pass has no largest size",
-            "if taken and len(queue[0].items) > room:",
-            "if False:",
-            (f"{T}verifiers_take_turns_within_the_largest_pass",),
-        ),
-        (
-            "blocks of one order are told to another",
-            "                at += count\n",
-            "",
-            (f"{T}what_waits_is_one_pass_and_everybody_gets_its_own_blocks",),
-        ),
-        (
-            "streams that are over are drafted for",
-            "        self._waiting.pop(owner, None)\n",
-            "        pass\n",
-            (f"{T}a_stream_that_is_over_is_not_drafted_for",),
         ),
     ),
 ]
