@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.bare_lane import quiet
 from benchmarks.row import Row
-from benchmarks.two_hops import Measured, Setting, measure
+from benchmarks.two_hops import Measured, RoundSetting, measure
 
 MOST = 1.6  # of what bare streams take beside the passes
 MANY = 64
@@ -49,35 +49,35 @@ class _Bar(NamedTuple):
 
 
 SLOW, FAST = (0.015, 0.002), (0.005, 0.0012)  # seconds of a verification, of a draft
-ROWS: dict[int, tuple[str, dict[str, tuple[Setting, _Bar]]]] = {
+ROWS: dict[int, tuple[str, dict[str, tuple[RoundSetting, _Bar]]]] = {
     1: (
         "a round beside T_v 15 ms and T_d 2 ms, rows of 64 values",
         {
-            "1 sequence": (Setting(1, *SLOW), _Bar(MOST, 0.10)),
-            "64 sequences": (Setting(MANY, *SLOW), _Bar(MOST, 0.20)),
+            "1 sequence": (RoundSetting(1, *SLOW), _Bar(MOST, 0.10)),
+            "64 sequences": (RoundSetting(MANY, *SLOW), _Bar(MOST, 0.20)),
         },
     ),
     2: (
         f"the same at {MANY} sequences with rows of {WIDE} values",
         {
-            "bf16": (Setting(MANY, *SLOW, width=WIDE), _Bar(MOST)),
-            "as many bytes as in fp8": (Setting(MANY, *SLOW, width=FP8), _Bar(MOST)),
+            "bf16": (RoundSetting(MANY, *SLOW, width=WIDE), _Bar(MOST)),
+            "as many bytes as in fp8": (RoundSetting(MANY, *SLOW, width=FP8), _Bar(MOST)),
         },
     ),
     3: (
         "the same beside T_v 5 ms and T_d 1.2 ms, rows of 64 values; how busy two cohorts keep a verifier",
         {
-            "1 sequence": (Setting(1, *FAST), _Bar(overhead=0.22)),
-            "64 sequences": (Setting(MANY, *FAST), _Bar(overhead=0.40)),
-            "64 sequences, two cohorts": (Setting(MANY, *FAST, cohorts=2), _Bar(busy=0.90)),
-            "64 sequences, two cohorts, T_v 15 ms, T_d 2 ms": (Setting(MANY, *SLOW, cohorts=2), _Bar(busy=0.90)),
+            "1 sequence": (RoundSetting(1, *FAST), _Bar(overhead=0.22)),
+            "64 sequences": (RoundSetting(MANY, *FAST), _Bar(overhead=0.40)),
+            "64 sequences, two cohorts": (RoundSetting(MANY, *FAST, cohorts=2), _Bar(busy=0.90)),
+            "64 sequences, two cohorts, T_v 15 ms, T_d 2 ms": (RoundSetting(MANY, *SLOW, cohorts=2), _Bar(busy=0.90)),
         },
     ),
     4: (
         "a round without drafts beside T_v 15 ms",
         {
-            "1 sequence": (Setting(1, *SLOW, drafts=False), _Bar(overhead=0.03)),
-            "64 sequences": (Setting(MANY, *SLOW, drafts=False), _Bar(overhead=0.06)),
+            "1 sequence": (RoundSetting(1, *SLOW, drafts=False), _Bar(overhead=0.03)),
+            "64 sequences": (RoundSetting(MANY, *SLOW, drafts=False), _Bar(overhead=0.06)),
         },
     ),
 }
@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     return max(row.show(as_json=args.json) for row in rows)
 
 
-def _rows(numbers: list[int], measured: Callable[[Setting], Measured]) -> Iterator[Row]:
+def _rows(numbers: list[int], measured: Callable[[RoundSetting], Measured]) -> Iterator[Row]:
     for number in numbers:
         name, settings = ROWS[number]
         value: dict[str, Any] = {}

@@ -33,7 +33,7 @@ SETTLED = 24  # passes before anything is measured
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RoundSetting:
     """Whose rounds. Seconds of a verification and of a draft; width: values of a feature row, of two bytes each."""
 
     sequences: int
@@ -58,7 +58,7 @@ class Setting:
 class Measured:
     """Seconds."""
 
-    setting: Setting
+    setting: RoundSetting
     round_s: float  # median
     step_s: float  # from one verification to the next, median of the repeats' means
     rows: float  # feature rows of a round
@@ -91,7 +91,7 @@ class Measured:
         return shown
 
 
-def measure(setting: Setting, repeats: int, seconds: float) -> Measured:
+def measure(setting: RoundSetting, repeats: int, seconds: float) -> Measured:
     """So many windows of rounds, and as many of bare streams behind each of them."""
     two, bare, steps, rows = list[float](), list[float](), list[float](), list[float]()
     with tempfile.TemporaryDirectory() as folder:
@@ -142,7 +142,7 @@ class Acknowledges:
         self.why_lost = why
 
 
-def _pair(folder: Path, setting: Setting) -> Path:
+def _pair(folder: Path, setting: RoundSetting) -> Path:
     """The flat pair with rows and passes of this size."""
     spec = yaml.safe_load(FLAT.read_text(encoding="utf-8"))
     spec["feature_width"] = setting.width
@@ -152,7 +152,9 @@ def _pair(folder: Path, setting: Setting) -> Path:
     return path
 
 
-async def _two_hops(workers: SyntheticWorkers, setting: Setting, seconds: float) -> tuple[list[float], float, float]:
+async def _two_hops(
+    workers: SyntheticWorkers, setting: RoundSetting, seconds: float
+) -> tuple[list[float], float, float]:
     """Seconds of each round, and from one pass to the next on the average; feature rows of a round."""
     async with _rounds(workers, setting) as rounds:
         clock = asyncio.get_running_loop()
@@ -166,7 +168,7 @@ async def _two_hops(workers: SyntheticWorkers, setting: Setting, seconds: float)
 
 
 @asynccontextmanager
-async def _rounds(workers: SyntheticWorkers, setting: Setting) -> AsyncIterator[Acknowledges]:
+async def _rounds(workers: SyntheticWorkers, setting: RoundSetting) -> AsyncIterator[Acknowledges]:
     """A verifier in the middle of its rounds."""
     (verifier,), (drafter,) = workers.endpoints("verify"), workers.endpoints("draft")
     async with open_channel(verifier, watch_ms=WORKER_WATCH_MS) as channel, open_channel(drafter) as other:

@@ -185,7 +185,7 @@ class RoundDriver:
             self._timer.cancel()
         await self._worker.device.run_surely(self._finish)
         until = time.monotonic() + ENDS_S
-        while self._under_way and time.monotonic() < until:  # whoever comes next shall find its numbers free
+        while self._under_way and time.monotonic() < until:  # noqa: ASYNC110 - so that its numbers are free
             await asyncio.sleep(LOOK_S)
 
     def _set_timer(self, at: float) -> None:
