@@ -7,6 +7,7 @@ crowded machine spoils least.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -29,6 +30,7 @@ from dspark.runtime.telemetry import Metrics
 from dspark.types import Rule, SamplingParams
 from dspark.wire.v1 import draft_pb2_grpc, types_pb2, verify_pb2_grpc
 
+_numbers = itertools.count(1)  # of sequences: none is used again while a pass of an earlier window may hold it
 SETTLED = 24  # passes before anything is measured
 
 
@@ -185,7 +187,7 @@ async def _rounds(workers: SyntheticWorkers, setting: RoundSetting) -> AsyncIter
         rounds = Acknowledges(port)
         terms = Terms(PlanKind.FIXED, its.block_size) if setting.drafts else PLAIN
         plan = Plan(1, terms, setting.cohorts, 2, setting.draft_s)
-        admissions = map(_admission, range(1, setting.sequences + 1))
+        admissions = [_admission(next(_numbers)) for _ in range(setting.sequences)]
         port.tell([DrafterAt(1, drafter, its.incarnation), plan, *admissions])
         try:
             async with asyncio.timeout(60.0):
