@@ -41,7 +41,8 @@ def open_source(folder: Path, config: DrafterConfig, *, target: Callable[[], Pat
     if config.stage is not None:
         return TensorSource(_module(folder, entries, config), None)
     if config.kind == "lm":
-        return TensorSource(language_entries(folder, entries, tied=config.tie_word_embeddings), None)
+        entries = language_entries(folder, entries, tied=config.tie_word_embeddings)
+        return TensorSource(_turned(entries, config), None)
     if is_speculators(read_json(folder / CONFIG_NAME)):
         entries = {name: entry for name, entry in entries.items() if name not in _TRAINING_ONLY}
     maps = {name: entries.pop(name) for name in (OFFSETS, DRAFTABLE) if name in entries}
@@ -58,7 +59,7 @@ def open_source(folder: Path, config: DrafterConfig, *, target: Callable[[], Pat
     if config.tie_word_embeddings:
         entries = _tied(folder, entries)
     entries |= _shared(folder, entries, config, vocabulary, target)
-    return TensorSource(reordered(entries, config) if config.interleaved else entries, vocabulary)
+    return TensorSource(_turned(entries, config), vocabulary)
 
 
 def left_out(folder: Path, config: DrafterConfig) -> list[str]:
@@ -85,6 +86,11 @@ def _module(folder: Path, entries: dict[str, TensorEntry], config: DrafterConfig
         return module_entries(entries, config.num_hidden_layers)
     except CheckpointError as error:
         raise type(error)(f"{folder}: {error}") from error
+
+
+def _turned(entries: dict[str, TensorEntry], config: DrafterConfig) -> dict[str, TensorEntry]:
+    """Pairs of a head half a head apart, however they are stored."""
+    return reordered(entries, config) if config.interleaved else entries
 
 
 def _tied(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:

@@ -160,6 +160,21 @@ def test_a_copy_of_a_reordered_drafter_is_not_reordered_again(tmp_path: Path) ->
         assert [block.token_ids for block in drafted(tmp_path / name)] == known
 
 
+def test_neighbouring_pairs_of_a_language_model_are_reordered_too(tmp_path: Path) -> None:
+    known = load_drafter(TARGET)
+    tensors = {
+        name: neighbours(tensor, known.config.head_dim) if ".q_" in name or ".k_" in name else tensor
+        for name, tensor in load_file(TARGET / "model.safetensors").items()
+    }
+    settings = json.loads((TARGET / "config.json").read_text()) | {"rope_interleave": True}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert report(str(tmp_path))["rotation"].startswith("neighbouring pairs, reordered when loaded")
+    found = load_drafter(tmp_path).state_dict()
+    for name, tensor in known.state_dict().items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, msg=name)
+
+
 def test_a_tied_head_that_differs_is_refused(tmp_path: Path) -> None:
     folder = rewritten(tmp_path, lambda settings: settings.update(tie_word_embeddings=True))
     with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from"):
