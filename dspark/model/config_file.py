@@ -1,22 +1,27 @@
 """A draft checkpoint's config.json, read and written: which family it is, checked by schema.
 
-Knows keys and values only; no tensor is looked at here. The released key sets are DSpark's, DFlash's and Eagle3's over
-Qwen3 and Gemma4 layers. MTP-1 has no released form of its own: it is spelled alike, with `num_nextn_predict_layers`. A
-language model is any Qwen3 checkpoint as it was published; DeepSeek-V4's drafter is a part of its target's. Families
-that are not built are refused by name, so that a caller can tell "not yet" from "broken".
+Knows keys and values; of tensors, names and shapes where settings leave something open. The released key sets are
+DSpark's, DFlash's and Eagle3's over Qwen3 and Gemma4 layers. MTP-1 has no released form of its own: it is spelled
+alike, with `num_nextn_predict_layers`. A language model is any Qwen3 checkpoint as it was published; DeepSeek-V4's
+drafter is a part of its target's. Families that are not built are refused by name, so that a caller can tell "not yet"
+from "broken".
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.config import DrafterConfig, HeadType, Kind
 from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, show
 from dspark.model.config_layers import layer_keys, layer_shape
 from dspark.model.formats import deepseek_v4, nested, released
+
+if TYPE_CHECKING:
+    from dspark.model.weights_file import TensorEntry
 
 HEAD_TYPES = ("vanilla", "gated", "rnn")
 LANGUAGE_MODELS = ("Qwen3ForCausalLM",)
@@ -30,11 +35,13 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
     path = folder / CONFIG_NAME
     raw = read_json(path)
     try:
-        return parse_drafter_config(_completed(folder, raw))
+        config = parse_drafter_config(_completed(folder, raw))
+        stages = None if config.stage is None else deepseek_v4.stages_in(_tensors(folder))  # settings may say others
     except UnsupportedFamily as error:
         raise UnsupportedFamily(f"{path}: {error}") from error
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
+    return config if stages is None else dataclasses.replace(config, num_hidden_layers=stages)
 
 
 def parse_drafter_config(raw: Any) -> DrafterConfig:
@@ -79,18 +86,23 @@ def _completed(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
     """With what a setting leaves out and a tensor's shape tells: what the confidence head reads."""
     if raw.get("enable_confidence_head") is not True or raw.get("confidence_head_with_markov") is not None:
         return raw
-    try:
-        from dspark.model.weights_file import read_directory
-
-        head = read_directory(folder).get("confidence_head.proj.weight")
-    except (CheckpointError, ModuleNotFoundError):  # settings without weights, or without what reads them
-        return raw
+    head = _tensors(folder).get("confidence_head.proj.weight")
     rank = raw.get("markov_rank") or (raw.get(nested.KEY) or {}).get("markov_rank") or 0
     layer = raw.get("transformer_layer_config") or raw
     size = layer.get("hidden_size") if isinstance(layer, dict) else None
     if head is None or type(rank) is not int or type(size) is not int or len(head.shape) != 2:
         return raw
     return raw | {"confidence_head_with_markov": bool(rank) and head.shape[1] == size + rank}
+
+
+def _tensors(folder: Path) -> Mapping[str, TensorEntry]:
+    """None where there are settings without weights, or without what reads them."""
+    try:
+        from dspark.model.weights_file import read_directory
+
+        return read_directory(folder)
+    except (CheckpointError, ModuleNotFoundError):
+        return {}
 
 
 def config_to_json(config: DrafterConfig) -> dict[str, Any]:

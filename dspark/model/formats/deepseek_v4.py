@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from dspark.errors import CheckpointError, UnsupportedFamily
@@ -15,6 +16,8 @@ ENDS = {"embed_tokens.weight": "embed.weight", "lm_head.weight": "head.weight"}
 _FIRST = {"fc": "main_proj", "hidden_norm": "main_norm"}  # of stage 0
 _HEADS = ("hc_head_fn", "hc_head_base", "hc_head_scale", "norm", "markov_head", "confidence_head")  # of the last stage
 _MOST_STAGES = 16
+MARKOV = "markov_head.markov_w1.weight"
+_LAST = re.compile(rf"{re.escape(PREFIX)}(\d{{1,9}})\.{re.escape(MARKOV)}")
 # Called alike in both.
 _SAME = (
     *("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "rms_norm_eps"),
@@ -140,6 +143,14 @@ def stored_name(name: str, stages: int) -> str:
     if head in _FIRST:
         return f"{PREFIX}0.{_FIRST[head]}.{rest}"
     return f"{PREFIX}{stages - 1}.{name}"
+
+
+def stages_in(names: Iterable[str]) -> int | None:
+    """Stages of the module whose tensors these are: its heads are in the last; None where there are none."""
+    found = [int(at[1]) for name in names if (at := _LAST.fullmatch(name))]
+    if found and max(found) >= _MOST_STAGES:
+        raise CheckpointError(f"{PREFIX}{max(found)}.{MARKOV}: more than {_MOST_STAGES} stages")
+    return max(found) + 1 if found else None
 
 
 def _stages_of(keys: Keys, layers: int) -> int:

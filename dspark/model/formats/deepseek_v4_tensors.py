@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.config_keys import show
-from dspark.model.formats.deepseek_v4 import ENDS, PREFIX
+from dspark.model.formats.deepseek_v4 import ENDS, MARKOV, PREFIX
 from dspark.model.formats.quantised import with_scales
 from dspark.model.weights_file import TensorEntry
 
-_MARKOV, _CLASSIC, _NEXT = "markov_head.markov_w1.weight", "enorm.weight", "markov_head.embed.weight"
+_CLASSIC, _NEXT = "enorm.weight", "markov_head.embed.weight"
 
 
 def module_entries(entries: Mapping[str, TensorEntry], stages: int) -> dict[str, TensorEntry]:
@@ -23,14 +23,14 @@ def module_entries(entries: Mapping[str, TensorEntry], stages: int) -> dict[str,
     mine = {name: entry for name, entry in entries.items() if name.startswith(PREFIX)}
     if any(name.endswith(_NEXT) for name in mine):
         raise UnsupportedFamily(f"{PREFIX}*.{_NEXT}: this is the drafter of DeepSeek-V4.1: not supported")
-    if f"{PREFIX}{stages - 1}.{_MARKOV}" not in mine:
+    if f"{PREFIX}{stages - 1}.{MARKOV}" not in mine:
         if any(name.endswith(_CLASSIC) for name in mine):
             raise UnsupportedFamily(
                 f"{PREFIX}*.{_CLASSIC}: this checkpoint holds a classic multi-token-prediction module, not DSpark's"
             )
         held = sorted({int(at[1]) for name in mine if (at := re.match(r"mtp\.(\d+)\.", name))})
         raise CheckpointError(
-            f"no {PREFIX}{stages - 1}.{_MARKOV}; stages that are there: {show(held) if held else 'none'}"
+            f"no {PREFIX}{stages - 1}.{MARKOV}; stages that are there: {show(held) if held else 'none'}"
         )
     tables = {name: entries[name] for name in _stored_tables(entries)}
     return with_scales(mine | tables)

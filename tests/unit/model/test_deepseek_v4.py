@@ -21,6 +21,7 @@ from dspark.model.checkpoint import fingerprint, load_drafter, load_projection, 
 from dspark.model.config_file import config_to_json, parse_drafter_config
 from dspark.model.families import as_block
 from dspark.model.few_bits import values
+from dspark.model.formats.deepseek_v4 import stages_in
 from dspark.model.formats.report import report
 from dspark.model.staged import StagedDrafter
 from dspark.model.target import TargetTaps
@@ -215,6 +216,25 @@ def test_other_modules_under_the_same_prefix_are_told_by_their_tensors(
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(error, match=named):
         load_drafter(tmp_path)
+
+
+@pytest.mark.parametrize("ratios", [None, [0] * 7, [0] * 20])
+def test_stages_are_those_whose_tensors_are_there_whatever_the_settings_say(
+    tmp_path: Path, ratios: list[int] | None
+) -> None:
+    raw = json.loads((SHIPPED / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    raw["compress_ratios"] = ratios
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    shutil.copy(SHIPPED / "model.safetensors", tmp_path)
+    found, known = load_drafter(tmp_path), load_drafter(SHIPPED)
+    assert found.config == known.config
+    assert found.state_dict().keys() == known.state_dict().keys()
+    assert load_projection(tmp_path).fingerprint == known.fingerprint
+
+
+def test_a_module_of_too_many_stages_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"mtp\.16\.markov_head\.markov_w1\.weight: more than 16 stages"):
+        stages_in(["mtp.16.markov_head.markov_w1.weight"])
 
 
 @pytest.mark.parametrize(
