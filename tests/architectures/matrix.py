@@ -30,6 +30,7 @@ PAGE = ROOT / "docs" / "architectures.md"
 LENGTHS, ANSWER = (5, 40, 300), 24
 TAKEN_UP_AT = (3, 15)  # tokens of an answer after which it goes on in another place
 CLEAR = 2e-4  # between the two largest logits; below it rounding may choose
+FOUND = "in company, found in the prefix cache"
 _SEEDS = 20
 
 
@@ -66,6 +67,9 @@ def compare(folder: Path, config: str) -> Row:
         for key, (at, taken) in enumerate(starts):
             served[key] = [*prompts[at], *answers[at][:taken]]
             begin(engine, key, served[key], len(prompts[at]))
+            if way == FOUND and engine.attention_path == "paged":
+                found, full = engine.spared(key, 1, rows=False)[0], _full_pages(len(prompts[at]), engine.config)
+                wrong += [] if found == full else [f"{way}, prompt of {len(prompts[at])}, {found} tokens found"]
         finish(engine, served, {key: answers[at][taken:] for key, (at, taken) in enumerate(starts)})
         for key, (at, _) in enumerate(starts):
             engine.release(key, 1)
@@ -76,13 +80,18 @@ def compare(folder: Path, config: str) -> Row:
     return Row(config, engine.attention_path, engine.attention_reason, ways, wrong)
 
 
+def _full_pages(tokens: int, config: VerifyConfig) -> int:
+    """Tokens of a prompt that may be found: its last one is run whatever is kept."""
+    return (tokens - 1) // config.page_size * config.page_size
+
+
 def _ways() -> list[tuple[str, list[tuple[int, int]]]]:
     """(name, [(prompt, tokens of the answer that are there already)]) of what runs together."""
     every = list(range(len(LENGTHS)))
     return [
         *(("alone", [(at, 0)]) for at in every),
         ("in company", [(at, 0) for at in every]),
-        ("in company, found in the prefix cache", [(at, 0) for at in every]),
+        (FOUND, [(at, 0) for at in every]),
         ("taken up elsewhere", [(at, taken) for at in every for taken in TAKEN_UP_AT]),
     ]
 
@@ -105,6 +114,8 @@ def _references(folder: Path) -> tuple[list[list[int]], list[list[int]]]:
             top = torch.cat(out.logits).float().topk(2).values
             if float((top[:, 0] - top[:, 1]).min()) > CLEAR:
                 break
+        else:
+            raise RuntimeError(f"{folder}: none of {_SEEDS} prompts of {length} tokens is answered without a near tie")
         prompts.append(ids)
         answers.append(out.sequences[0, length:].tolist())
     return prompts, answers

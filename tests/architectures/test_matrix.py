@@ -16,6 +16,7 @@ import transformers
 from tests.architectures import matrix
 from tests.architectures.families import FAMILIES, SHAPE, model_of
 from verify_service import reach
+from verify_service.prefix_cache import PrefixCache
 
 FEW = ("llama4", "gpt_oss", "deepseek_v4", "qwen3_5")
 
@@ -31,6 +32,20 @@ def check(name: str, folder: Path) -> None:
 @pytest.mark.parametrize("name", FEW)
 def test_a_few_families_answer_as_the_library_does(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
+
+
+def test_prompts_that_are_not_found_in_the_prefix_cache_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PrefixCache, "match", lambda *_, **__: [])
+    missed = [f"{matrix.FOUND}, prompt of {length}, 0 tokens found" for length in (40, 300)]
+    assert matrix.run(FAMILIES["qwen3"], tmp_path).wrong == missed
+
+
+def test_a_family_that_answers_with_near_ties_alone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "CLEAR", 1e9)
+    with pytest.raises(RuntimeError, match="none of 20 prompts of 5 tokens"):
+        matrix.run(FAMILIES["qwen3"], tmp_path)
 
 
 @pytest.mark.slow
