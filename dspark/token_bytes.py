@@ -1,8 +1,8 @@
 """The bytes that each token of a checkpoint's tokenizer stands for, read from its files alone.
 
 Entries of a vocabulary are bytes in a printable alphabet (byte-level BPE), pieces of text with `▁` for a space and
-`<0x0A>` for single bytes (SentencePiece), or plain text; added tokens stand for their own text. Special tokens are no
-text: they have no bytes here.
+`<0x0A>` for single bytes (SentencePiece), or plain text: the tokenizer's decoder says which, of added tokens
+too. Special tokens are no text: they have no bytes here.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,12 @@ def read_token_bytes(folder: Path, vocab_size: int) -> list[bytes] | None:
         return None
     try:
         raw = json.loads(path.read_bytes())
-        entries, decoder = raw["model"]["vocab"], json.dumps(raw.get("decoder"))
+        entries, spelled = raw["model"]["vocab"], spelling(raw.get("decoder"))
         pairs = entries.items() if isinstance(entries, dict) else [(entry[0], at) for at, entry in enumerate(entries)]
         added = raw.get("added_tokens") or []
         special = {each["content"] for each in added if each["special"]} | set(special_tokens(folder / CONFIG))
-        spelled = _byte_level if '"ByteLevel"' in decoder else _pieces if _SPACE in decoder else str.encode
         of = {token: spelled(name) for name, token in pairs if name not in special}
-        of |= {each["id"]: b"" if each["content"] in special else each["content"].encode() for each in added}
+        of |= {each["id"]: b"" if each["content"] in special else spelled(each["content"]) for each in added}
     except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise ConfigError(f"target: {path} cannot be read: {error}") from error
     return [of.get(token, b"") for token in range(vocab_size)]
@@ -70,11 +70,42 @@ def special_tokens(config: Path) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
+def spelling(decoder: Any) -> Callable[[str], bytes]:
+    """How a vocabulary writes bytes, from the decoder as `tokenizer.json` has it: entry -> bytes.
+
+    Raises LookupError, TypeError or AttributeError where it is none.
+    """
+    steps = list(_steps(decoder))
+    kinds = {step["type"] for step in steps}
+    if "ByteLevel" in kinds:
+        return _byte_level
+    swaps = [(step.get("replacement", _SPACE), " ") for step in steps if step["type"] == "Metaspace"]
+    for step in steps:
+        if step["type"] == "Replace" and "String" in step["pattern"]:
+            swaps.append((step["pattern"]["String"], step["content"]))
+
+    def pieces(name: str) -> bytes:
+        single = _BYTE.fullmatch(name) if "ByteFallback" in kinds else None
+        if single is not None:
+            return bytes([int(single[1], 16)])
+        for old, new in swaps:
+            name = name.replace(old, new)
+        return name.encode()
+
+    return pieces
+
+
+def _steps(decoder: Any) -> Iterator[dict[str, Any]]:
+    """Sequences hold others."""
+    if decoder is None:
+        return
+    if decoder["type"] == "Sequence":
+        for each in decoder["decoders"]:
+            yield from _steps(each)
+    else:
+        yield decoder
+
+
 def _byte_level(name: str) -> bytes:
     alphabet = byte_alphabet()
     return bytes(alphabet[letter] for letter in name) if all(map(alphabet.__contains__, name)) else name.encode()
-
-
-def _pieces(name: str) -> bytes:
-    single = _BYTE.fullmatch(name)
-    return bytes([int(single[1], 16)]) if single else name.replace(_SPACE, " ").encode()

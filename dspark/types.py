@@ -165,7 +165,7 @@ class ScoredToken:
     penalties, bias, temperature and truncation."""
 
     logprob: float  # of the committed token
-    top_ids: tuple[int, ...] = ()  # likeliest first, as many as were asked for
+    top_ids: tuple[int, ...] = ()  # likeliest first, as many as were asked for and may come
     top_logprobs: tuple[float, ...] = ()
 
 

@@ -6,8 +6,6 @@ writes them, or by themselves, as vLLM does.
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,15 +14,12 @@ from coordinator.reception.output_processor import OutputChunk
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.types import ScoredToken
 
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
 
 class TokenTexts:
     """What each token id is to a reader."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._alphabet = _byte_alphabet() if tokenizer is not None and tokenizer.spells_bytes else {}
         self._known: dict[int, bytes] = {}
 
     def bytes_of(self, token: int) -> bytes:
@@ -45,17 +40,7 @@ class TokenTexts:
     def _read(self, token: int) -> bytes:
         if self._tokenizer is None:
             return f"token_id:{token}".encode()
-        name = self._tokenizer.name_of(token)
-        if name is None:
-            return b""
-        if not self._tokenizer.is_added(token):
-            if self._alphabet and all(letter in self._alphabet for letter in name):
-                return bytes(self._alphabet[letter] for letter in name)
-            if match := _BYTE.fullmatch(name):
-                return bytes([int(match[1], 16)])
-            if "\u2581" in name:
-                return name.replace("\u2581", " ").encode()
-        return name.encode()
+        return self._tokenizer.bytes_of(token)
 
 
 def chat_logprobs(texts: TokenTexts, shown: OutputChunk) -> dict[str, Any] | None:
@@ -92,15 +77,6 @@ def completion_logprobs(texts: TokenTexts, parts: Sequence[OutputChunk], before:
 
 def _top(one: ScoredToken) -> list[tuple[int, float]]:
     return list(zip(one.top_ids, one.top_logprobs, strict=True))
-
-
-@functools.cache
-def _byte_alphabet() -> dict[str, int]:
-    """Byte-level vocabularies write every byte as a printable letter: the printable ones as themselves, the others in
-    order from U+0100 on (GPT-2)."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 class EchoLogprobs:

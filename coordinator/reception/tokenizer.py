@@ -6,6 +6,7 @@ Without a tokenizer there is no text: ids in, ids out.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tokenizers.decoders import DecodeStream
 
 from dspark.errors import ConfigError
 from dspark.targets import imported, is_imported
-from dspark.token_bytes import CONFIG, FILE, special_tokens
+from dspark.token_bytes import CONFIG, FILE, special_tokens, spelling
 
 _WINDOW = 4  # prompt tokens the stream needs to know how the answer's first piece joins on
 
@@ -27,7 +28,8 @@ class Tokenizer:
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
-        self._added = frozenset(backend.get_added_tokens_decoder())
+        decoder = backend.decoder
+        self._spelled = spelling(None if decoder is None else json.loads(decoder.__getstate__()))
 
     @staticmethod
     def load(folder: str | Path) -> Tokenizer | None:
@@ -42,19 +44,15 @@ class Tokenizer:
         _for_serving(backend, Path(folder) / CONFIG)
         return Tokenizer(backend)
 
-    @property
-    def spells_bytes(self) -> bool:
-        """Whether vocabulary entries are bytes in a printable alphabet."""
-        return b'"ByteLevel"' in self._backend.decoder.__getstate__() if self._backend.decoder else False
-
     def name_of(self, token: int) -> str | None:
         """The vocabulary entry of an id, as the vocabulary writes it."""
         name: str | None = self._backend.id_to_token(token)
         return name
 
-    def is_added(self, token: int) -> bool:
-        """Whether the entry stands for itself, as special tokens do."""
-        return token in self._added
+    def bytes_of(self, token: int) -> bytes:
+        """The very bytes it stands for; none for an unknown id."""
+        name = self.name_of(token)
+        return b"" if name is None else self._spelled(name)
 
     def encode(self, text: str, *, add_special: bool = True) -> tuple[int, ...]:
         """add_special: let the tokenizer put its own tokens around the text."""

@@ -1,7 +1,8 @@
 """Log-probabilities of committed tokens, as a client may ask for them.
 
 They are of the target's own distribution: log-softmax of the raw logits in float32, before penalties, bias,
-temperature and truncation, which is what vLLM tells by default. So they do not depend on how a token was chosen.
+temperature and truncation, which is what vLLM tells by default. So they do not depend on how a token was chosen. Where
+an answer has a form, of the logits that it left: tokens that may not come are not told of.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ ROWS = 32  # whose probabilities over a whole vocabulary are held at one time
 
 @torch.inference_mode()
 def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> tuple[ScoredToken, ...]:
-    """logits [m, V] of the rows that m tokens were committed from -> what to tell of each, with the `top` likeliest."""
+    """logits [m, V] of the rows that m tokens were committed from -> what to tell of each, with the `top` likeliest.
+    Fewer where fewer may come."""
     logs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
     chosen = logs.gather(-1, torch.tensor(token_ids, device=logs.device).unsqueeze(-1)).squeeze(-1).tolist()
     if not top:
@@ -27,7 +29,8 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> tuple[
     likeliest = logs.topk(min(top, logs.shape[-1]), dim=-1)
     told = []
     for logprob, ids, values in zip(chosen, likeliest.indices.tolist(), likeliest.values.tolist(), strict=True):
-        ranked = sorted(zip(values, ids, strict=True), key=lambda pair: (-pair[0], pair[1]))  # equals by id
+        possible = [pair for pair in zip(values, ids, strict=True) if pair[0] > -torch.inf]
+        ranked = sorted(possible, key=lambda pair: (-pair[0], pair[1]))  # equals by id
         told.append(ScoredToken(logprob, tuple(token for _, token in ranked), tuple(value for value, _ in ranked)))
     return tuple(told)
 

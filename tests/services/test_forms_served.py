@@ -101,20 +101,34 @@ def test_a_class_of_pydantic_comes_back_as_one_of_its_objects(cell: HttpCell) ->
     [
         ({"regex": "[a-f]{3}-[0-9]{2}"}, "[a-f]{3}-[0-9]{2}"),
         ({"choice": ["red", "grün"]}, "red|grün"),
-        ({"grammar": 'root ::= "<" [a-z]+ ">"'}, "<[a-z]+>"),
+        ({"grammar": 'root ::= "<" [a-z]{1,20} ">"'}, "<[a-z]{1,20}>"),
     ],
 )
 def test_vllm_s_words(form: dict[str, Any], fits: str, cell: HttpCell) -> None:
     stops = {"min_tokens": 2, "repetition_penalty": 1.3}
     made = asked(cell, temperature=1.0, extra_body={"structured_outputs": form, **stops})
-    if made.choices[0].finish_reason == "stop":
-        assert re.fullmatch(fits, made.choices[0].message.content)
+    assert made.choices[0].finish_reason == "stop"
+    assert re.fullmatch(fits, made.choices[0].message.content)
     early = asked(cell, max_tokens=9, extra_body={"structured_outputs": {"choice": ["7"]}, "min_tokens": 9})
     assert early.choices[0].message.content == "7"
     completed = cell.openai().completions.create(
         model="target", prompt="x = ", max_tokens=60, extra_body={"structured_outputs": form}
     )
-    assert completed.choices[0].finish_reason == "length" or re.fullmatch(fits, completed.choices[0].text)
+    assert completed.choices[0].finish_reason == "stop"
+    assert re.fullmatch(fits, completed.choices[0].text)
+
+
+def test_log_probabilities_tell_of_no_token_that_may_not_come(cell: HttpCell) -> None:
+    made = asked(cell, response_format=FORMAT, temperature=0.0, logprobs=True, top_logprobs=20)
+    check(made.choices[0].message.content)
+    told = made.choices[0].logprobs.content
+    assert {len(one.top_logprobs) for one in told} > {20}, "somewhere few may come"
+    for one in told:
+        assert one.token in [other.token for other in one.top_logprobs] or len(one.top_logprobs) == 20
+        assert all(other.logprob <= 0.0 for other in one.top_logprobs)
+    body = {"structured_outputs": {"choice": ["7"]}}
+    completed = cell.openai().completions.create(model="target", prompt="x = ", logprobs=5, extra_body=body)
+    assert completed.choices[0].logprobs.top_logprobs[0] == {"7": 0.0}
 
 
 def test_a_stream_is_the_same_text(cell: HttpCell) -> None:

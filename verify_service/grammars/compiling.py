@@ -30,6 +30,7 @@ CPU_S = 0.8  # of one grammar
 WALL_S = 8.0  # where others need the processor
 MEMORY = 1 << 30  # address space of a child
 MAX_BYTES = 4 << 20  # of a compiled grammar, as it travels
+_JSON = (ConstraintKind.JSON_SCHEMA, ConstraintKind.CHOICE, ConstraintKind.STRUCTURAL_TAG)
 SPACES = 16  # of white space between two parts of JSON: no answer is blank for ever
 
 
@@ -110,6 +111,8 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
 def compiled(compiler: Any, constraint: Constraint) -> Any:
     """Raises whatever says why not."""
     text = constraint.text
+    if constraint.kind in _JSON:
+        _characters(json.loads(text))
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
             if (problem := unkept(json.loads(text))) is not None:
@@ -122,13 +125,25 @@ def compiled(compiler: Any, constraint: Constraint) -> Any:
         case ConstraintKind.GRAMMAR:
             return compiler.compile_grammar(text)
         case ConstraintKind.CHOICE:
-            # JSON's escapes are those of a grammar's strings.
-            return compiler.compile_grammar("root ::= " + " | ".join(map(json.dumps, json.loads(text))))
+            return compiler.compile_grammar("root ::= " + " | ".join(map(_string, json.loads(text))))
         case ConstraintKind.STRUCTURAL_TAG:
             for schema in schemas_of(json.loads(text)):
                 if (problem := unkept(schema)) is not None:
                     raise ValueError(problem)
             return compiler.compile_structural_tag(text)
+
+
+def _characters(value: Any) -> None:
+    """Raises ValueError for JSON with halves of characters: no answer has one."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"\\u{ord(error.object[error.start]):04x} is a lone surrogate, half of a character") from error
+
+
+def _string(text: str) -> str:
+    """As a grammar writes it: JSON's escapes, but for characters of two halves, which are written as they are."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _sentence(said: str) -> str:

@@ -70,7 +70,9 @@ def test_offsets_of_a_stream_are_those_of_its_own_prompt_and_answer() -> None:
     for count, token in enumerate(ids, 1):
         for prompt, index in ((0, 0), (0, 1), (1, 0)):
             shown = OutputChunk(index, count, tokens=[token], logprobs=[ScoredToken(-0.5, (), ())])
-            told.setdefault((prompt, index), []).extend(shape.part(prompt, shown)["logprobs"]["text_offset"])
+            told.setdefault((prompt, index), []).extend(
+                shape.part(prompt, shown, ended=False)["logprobs"]["text_offset"]
+            )
     texts = [tokenizer.decode([token], skip_special=False) for token in ids]
     expected = [len("".join(texts[:before])) for before in range(len(ids))]
     assert told == dict.fromkeys(told, expected)

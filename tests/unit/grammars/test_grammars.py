@@ -50,6 +50,8 @@ def fits(grammars: Grammars, tokenizer: Any, constraint: Constraint, text: str) 
         (KIND.REGEX, "[a-c]+x?", "abcx", "abd"),
         (KIND.GRAMMAR, 'root ::= "(" root ")" | "x"', "((x))", "((x)"),
         (KIND.CHOICE, json.dumps(['say "ü"\n', "no"]), 'say "ü"\n', "yes"),
+        (KIND.CHOICE, json.dumps(["🙂 \x7f\u2028", "no"]), "🙂 \x7f\u2028", "🙃"),
+        (KIND.JSON_SCHEMA, json.dumps({"enum": ["🙂"]}), '"🙂"', '"🙃"'),
         (KIND.JSON_OBJECT, "", '{"a": [1, null]}', "[1]"),
         (
             KIND.JSON_SCHEMA,
@@ -117,6 +119,19 @@ def test_a_schema_of_which_something_would_be_left_out_is_refused(
 ) -> None:
     with pytest.raises(GrammarRefused, match=named):
         of(grammars.compile(Constraint(KIND.JSON_SCHEMA, json.dumps(schema)), ""))
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        (KIND.CHOICE, ["whole", "\ud83d half"]),
+        (KIND.JSON_SCHEMA, {"enum": ["\ud83d half"]}),
+        (KIND.STRUCTURAL_TAG, {"type": "structural_tag", "format": {"type": "const_string", "value": "\ud83d half"}}),
+    ],
+)
+def test_half_a_character_is_refused_by_name(kind: ConstraintKind, form: Any, grammars: Grammars) -> None:
+    with pytest.raises(GrammarRefused, match="ud83d is a lone surrogate"):
+        of(grammars.compile(Constraint(kind, json.dumps(form)), ""))
 
 
 def test_a_grammar_is_kept_for_its_tenant_alone(grammars: Grammars) -> None:
