@@ -110,6 +110,10 @@ class KeptRows(NamedTuple):
     features: PackedRows | None  # None where there are none
 
 
+class TooSlow(Exception):
+    """Finding out what may come next takes longer than anybody waits for."""
+
+
 class Grammar(Protocol):
     """A form of answers, compiled."""
 

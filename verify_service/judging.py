@@ -43,13 +43,13 @@ def matcher_of(state: CachedSequence, grammar: Grammar | None) -> Matcher | Refu
         matcher.accept(state.token_ids[state.given :])
     except ValueError as error:
         return invalid(f"constraint: {error}")
-    return matcher
+    return _SLOW if matcher.too_slow else matcher
 
 
 def unready(state: CachedSequence) -> Refusal | None:
     """Why a sequence cannot be judged, found out before anybody else is in a pass with it; None when it can."""
     if state.matcher is not None and state.matcher.too_slow:
-        return invalid("constraint: finding out what may come next takes too long")
+        return _SLOW
     try:
         shaper_of(state)
     except Exception as error:
@@ -68,6 +68,8 @@ def masks_of(state: CachedSequence, item: VerifyItem) -> Masks | Refusal | None:
         return None
     try:
         return state.matcher.masks(item.draft_ids)
+    except TooSlow:
+        return _SLOW
     except Exception as error:
         return failed(state.sequence, error)
 

@@ -27,13 +27,13 @@ class Matcher(Protocol):
 
     @property
     def too_slow(self) -> bool:
-        """Whether its masks hold up everybody in a pass with it."""
+        """Whether it holds up everybody in a pass with it: then it may stand anywhere, and is asked nothing more."""
 
     def masks(self, drafted: Sequence[int]) -> Masks:
         """Which tokens may follow the first 0, 1, ... drafted ones: [r, W], token v is bit v % 32 of word v // 32.
 
         r <= l + 1: there is none behind a drafted token that may not come or that ends the answer. Every mask has a
-        bit: where the vocabulary cannot go on, the answer may end. Stands afterwards where it stood.
+        bit: where the vocabulary cannot go on, the answer may end. Stands afterwards where it stood. Raises TooSlow.
         """
 
     def accept(self, tokens: Sequence[int]) -> None:

@@ -1,0 +1,91 @@
+"""An answer whose form takes ever longer to follow comes to an end; one on a busy machine does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import xgrammar
+
+from dspark.types import Constraint, ConstraintKind, Law, Refusal, RefusalReason
+from verify_service.grammars.compiling import compiled
+from verify_service.grammars.grammars import CompiledGrammar
+from verify_service.grammars.matcher import GrammarMatcher
+from verify_service.judging import masks_of, matcher_of, unready
+from verify_service.sequences import SequenceState, VerifyItem
+
+WORDS = [b"a", b"aaaa", b""]  # the last one ends an answer
+END, BLOCK = 2, 7
+AMBIGUOUS = Constraint(ConstraintKind.GRAMMAR, 'root ::= s\ns ::= s s | "a" | "aa"')
+PLAIN = Constraint(ConstraintKind.REGEX, "a+")
+
+
+def grammar(constraint: Constraint) -> CompiledGrammar:
+    info = xgrammar.TokenizerInfo(WORDS, vocab_size=len(WORDS), stop_token_ids=[END])
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    return CompiledGrammar(compiled(compiler, constraint), [END])
+
+
+def state(constraint: Constraint, answer: list[int]) -> SequenceState:
+    return SequenceState(1, 1, 0, Law(constraint=constraint), 1, 64, False, token_ids=[0, *answer])
+
+
+def rounds(constraint: Constraint, most: int) -> int:
+    """Blocks of ones that are all kept, until the answer is refused."""
+    one = state(constraint, [])
+    one.matcher = grammar(constraint).matcher()
+    for count in range(most):
+        if isinstance(unready(one), Refusal):
+            return count
+        item: Any = VerifyItem(None, 0, (1,) * BLOCK, None)  # type: ignore[arg-type]
+        if isinstance(masks_of(one, item), Refusal):
+            return count
+        one.matcher.accept([1] * (BLOCK + 1))
+    return most
+
+
+def test_an_ambiguous_grammar_comes_to_an_end_and_a_plain_one_goes_on() -> None:
+    assert 1 < rounds(AMBIGUOUS, 200) < 200
+    assert rounds(PLAIN, 200) == 200
+
+
+def test_an_answer_that_goes_on_elsewhere_is_read_again_within_bounds() -> None:
+    for constraint, ends in ((AMBIGUOUS, True), (PLAIN, False)):
+        found = matcher_of(state(constraint, [1] * 2000), grammar(constraint))
+        assert isinstance(found, Refusal) is ends
+        assert not isinstance(found, Refusal) or found.reason is RefusalReason.INVALID
+
+
+class Hindered:
+    """xgrammar's matcher, and what else every call of it takes."""
+
+    def __init__(self, matcher: Any, name: str, takes: Callable[[], None]) -> None:
+        self._matcher, self._name, self._takes = matcher, name, takes
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._name:
+            self._takes()
+        return getattr(self._matcher, name)
+
+
+def computes() -> None:
+    until = time.thread_time() + 0.12
+    while time.thread_time() < until:
+        pass
+
+
+def hindered(name: str, takes: Callable[[], None], calls: int) -> GrammarMatcher:
+    matcher = grammar(PLAIN).matcher()
+    matcher._matcher = Hindered(matcher._matcher, name, takes)
+    for _ in range(calls):
+        matcher.masks([0])
+    return matcher
+
+
+@pytest.mark.parametrize("name", ["fill_next_token_bitmask", "accept_token"])
+def test_what_others_compute_is_nobody_s_fault(name: str) -> None:
+    assert not hindered(name, lambda: time.sleep(0.12), 4).too_slow
+    assert not hindered(name, computes, 1).too_slow, "once is forgiven"
+    assert hindered(name, computes, 4).too_slow
