@@ -13,8 +13,10 @@ from dspark.decoding.masking import Masks, Matcher
 from dspark.decoding.shaping import Shaper, law_problem
 from dspark.errors import DsparkError
 from dspark.types import Refusal, RefusalReason, SamplingParams, ScoredToken
-from verify_service.interface import Grammar
+from verify_service.interface import Grammar, TooSlow
 from verify_service.sequences import CachedSequence, VerifyItem, failed, invalid
+
+_SLOW = invalid("constraint: finding out what may come next takes too long")
 
 
 def rule_problem(law: SamplingParams, vocab_size: int) -> Refusal | None:

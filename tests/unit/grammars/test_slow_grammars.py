@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import xgrammar
 
-from dspark.types import Constraint, ConstraintKind, Law, Refusal, RefusalReason
+from dspark.types import Constraint, ConstraintKind, Refusal, RefusalReason, SamplingParams
 from verify_service.grammars.compiling import compiled
 from verify_service.grammars.grammars import CompiledGrammar
 from verify_service.grammars.matcher import GrammarMatcher
 from verify_service.judging import masks_of, matcher_of, unready
-from verify_service.sequences import SequenceState, VerifyItem
+from verify_service.sequences import CachedSequence, VerifyItem
 
 WORDS = [b"a", b"aaaa", b""]  # the last one ends an answer
 END, BLOCK = 2, 7
@@ -28,8 +28,8 @@ def grammar(constraint: Constraint) -> CompiledGrammar:
     return CompiledGrammar(compiled(compiler, constraint), [END])
 
 
-def state(constraint: Constraint, answer: list[int]) -> SequenceState:
-    return SequenceState(1, 1, 0, Law(constraint=constraint), 1, 64, False, token_ids=[0, *answer])
+def state(constraint: Constraint, answer: list[int]) -> CachedSequence:
+    return CachedSequence(1, 1, 0, SamplingParams(constraint=constraint), 1, 64, False, token_ids=[0, *answer])
 
 
 def rounds(constraint: Constraint, most: int) -> int:
@@ -86,6 +86,6 @@ def hindered(name: str, takes: Callable[[], None], calls: int) -> GrammarMatcher
 
 @pytest.mark.parametrize("name", ["fill_next_token_bitmask", "accept_token"])
 def test_what_others_compute_is_nobody_s_fault(name: str) -> None:
-    assert not hindered(name, lambda: time.sleep(0.12), 4).too_slow
+    assert not hindered(name, lambda: time.sleep(0.12), 3).too_slow
     assert not hindered(name, computes, 1).too_slow, "once is forgiven"
-    assert hindered(name, computes, 4).too_slow
+    assert hindered(name, computes, 3).too_slow
