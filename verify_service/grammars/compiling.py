@@ -96,7 +96,7 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)  # where the compiler says what it leaves out
         try:
-            made: bytes = compiled(compiler, constraint).serialize_json().encode()
+            made: bytes = _checked(compiled(compiler, constraint)).serialize_json().encode()
         except Exception as error:
             return f"no{_sentence(str(error))}".encode()
         said.seek(0)
@@ -106,6 +106,18 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
     if len(made) > MAX_BYTES:
         return f"nocompiled it takes {len(made)} bytes, at most {MAX_BYTES} are allowed".encode()
     return b"ok" + made
+
+
+def _checked(made: Any) -> Any:
+    """Raises ValueError where no answer can even begin: rules that lead nowhere, or to no token."""
+    import numpy as np
+    import xgrammar
+
+    first = np.zeros((1, -(-made.tokenizer_info.vocab_size // 32)), np.int32)
+    xgrammar.GrammarMatcher(made).fill_next_token_bitmask(first, 0)
+    if not first.any():
+        raise ValueError("no answer begins as it asks for")
+    return made
 
 
 def compiled(compiler: Any, constraint: Constraint) -> Any:

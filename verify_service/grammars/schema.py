@@ -5,16 +5,48 @@ What the compiler warns of it says itself, see `compiling`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # Nothing of an answer depends on them.
 _NOTES = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"}
 _NOTES |= {"$id", "$defs", "definitions", "format", "$anchor"}
-_UNKEPT = ("uniqueItems", "contains", "if", "dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef")
+_UNKEPT = (
+    "not",
+    "uniqueItems",
+    "contains",
+    "if",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    "$dynamicRef",
+)
 _BRANCHES = ("anyOf", "oneOf", "allOf", "$ref")  # the compiler looks at nothing beside one of these
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "propertyNames", "not", "additionalItems")
+_SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "propertyNames", "additionalItems")
+# Conditions that the compiler looks at where it knows of which type the value is.
+_OF_TYPES = {"minLength", "maxLength", "pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+_OF_TYPES |= {"multipleOf", "minItems", "maxItems", "minProperties", "maxProperties", "patternProperties"}
+_OF_TYPES |= {"propertyNames", "required"}
+# These say so themselves: the compiler writes no value of another type beside them.
+_TELL_TYPES = {
+    "properties",
+    "additionalProperties",
+    "unevaluatedProperties",
+    "items",
+    "prefixItems",
+    "unevaluatedItems",
+}
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "null": lambda value: value is None,
+    "boolean": lambda value: isinstance(value, bool),
+    "integer": lambda value: _number(value) and value == int(value),
+    "number": lambda value: _number(value),
+    "string": lambda value: isinstance(value, str),
+    "array": lambda value: isinstance(value, list),
+    "object": lambda value: isinstance(value, dict),
+}
 
 
 def unkept(schema: Any) -> str | None:
@@ -42,9 +74,9 @@ def _find(root: Any) -> Iterator[tuple[str, str]]:
         if not isinstance(schema, dict):
             continue
         yield from ((where, f"{name} is not supported") for name in _UNKEPT if schema.get(name) not in (None, False))
-        yield from ((where, problem) for problem in _beside(schema))
+        yield from ((where, problem) for check in (_beside, _listed, _untyped) for problem in check(schema))
         declared = schema.get("properties")
-        if isinstance(schema.get("required"), list) and (declared is not None or "additionalProperties" in schema):
+        if isinstance(schema.get("required"), list):
             known = declared if isinstance(declared, dict) else {}
             for name in schema["required"]:
                 if name not in known:
@@ -64,6 +96,34 @@ def _beside(schema: dict[str, Any]) -> Iterator[str]:
         if rest:
             yield f"{', '.join(sorted(rest))} beside {name} is not supported"
         return
+
+
+def _listed(schema: dict[str, Any]) -> Iterator[str]:
+    """Conditions beside the values themselves: the compiler writes every value that is listed."""
+    for name in ("const", "enum"):
+        if name not in schema:
+            continue
+        rest = sorted(set(schema) & (_OF_TYPES | _TELL_TYPES | {"const", "enum"}) - {name})
+        if rest:
+            yield f"{', '.join(rest)} beside {name} is not supported"
+        values = schema[name] if name == "enum" and isinstance(schema[name], list) else [schema[name]]
+        types = schema.get("type", [])
+        kinds = [_TYPES[each] for each in ([types] if isinstance(types, str) else types) if each in _TYPES]
+        if kinds and not all(any(kind(value) for kind in kinds) for value in values):
+            yield f"{name} has a value that is not of its type"
+        return
+
+
+def _untyped(schema: dict[str, Any]) -> Iterator[str]:
+    if schema.get("type") or not _TELL_TYPES.isdisjoint(schema) or not {"const", "enum", *_BRANCHES}.isdisjoint(schema):
+        return
+    rest = sorted(set(schema) & _OF_TYPES)
+    if rest:
+        yield f"{', '.join(rest)} without type is not supported"
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _inside(where: str, schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -112,6 +112,18 @@ def test_what_cannot_be_compiled_is_refused_and_the_next_one_is_served(name: str
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
         ({"allOf": [{"type": "integer"}, {"minimum": 3}]}, "allOf"),
         ({"type": "string", "pattern": "^a+$", "maxLength": 2}, "pattern"),
+        ({"not": {"type": "string"}}, "not is not supported"),
+        ({"type": "object", "required": ["a"]}, "'a'"),
+        ({"enum": ["a", "bbb"], "minLength": 2}, "minLength beside enum"),
+        ({"type": "array", "items": {"const": 1, "maximum": 0}}, "/items: maximum beside const"),
+        ({"type": "string", "enum": [1, "a"]}, "enum has a value that is not of its type"),
+        ({"type": ["integer", "null"], "const": True}, "const has a value that is not of its type"),
+        ({"const": "a", "enum": ["a", "b"]}, "enum beside const"),
+        ({"minLength": 3}, "minLength without type"),
+        ({"type": "object", "properties": {"a": {"minimum": 3, "description": "x"}}}, "minimum without type"),
+        ({"minItems": 2, "patternProperties": {"a": {}}}, "minItems, patternProperties without type"),
+        ({"$ref": "#"}, "no answer begins"),
+        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "no answer begins"),
     ],
 )
 def test_a_schema_of_which_something_would_be_left_out_is_refused(
@@ -119,6 +131,29 @@ def test_a_schema_of_which_something_would_be_left_out_is_refused(
 ) -> None:
     with pytest.raises(GrammarRefused, match=named):
         of(grammars.compile(Constraint(KIND.JSON_SCHEMA, json.dumps(schema)), ""))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "enum": ["a", "b"], "description": "x"},
+        {"type": ["number", "null"], "enum": [1, 1.5, None]},
+        {"type": "integer", "const": 3.0},
+        {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        {"items": {"type": "integer"}, "minItems": 2},
+        {"type": ["string", "integer"], "minLength": 2, "maximum": 3},
+        {"type": "object", "properties": {"not": {}, "required": {"type": "boolean"}}, "required": ["not"]},
+        {},
+    ],
+)
+def test_a_schema_that_is_kept_whole_is_served(schema: dict[str, Any], grammars: Grammars) -> None:
+    of(grammars.compile(Constraint(KIND.JSON_SCHEMA, json.dumps(schema)), ""))
+
+
+@pytest.mark.parametrize("text", ['root ::= root "a"', "root ::= s\ns ::= s s"])
+def test_rules_that_lead_nowhere_are_refused(text: str, grammars: Grammars) -> None:
+    with pytest.raises(GrammarRefused, match="no answer begins"):
+        of(grammars.compile(Constraint(KIND.GRAMMAR, text), ""))
 
 
 @pytest.mark.parametrize(
