@@ -206,7 +206,10 @@ class VerifyEnginePort(Protocol):
         """
 
     def compile(self, constraint: Constraint, tenant: str) -> Future[Grammar]:
-        """Soon, and on another thread: the grammar, or GrammarRefused. tenant: to whom alone it is given again."""
+        """Soon, and on another thread: the grammar, GrammarRefused or GrammarFailed.
+
+        tenant: to whom alone it is given again.
+        """
 
     def first_token(self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None) -> int | Refusal:
         """grammar: of the form that its law asks for."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from dspark.rounds.control import Admission, Started
 from dspark.types import Cursor, Refusal, ScoredToken, scores_problem
-from verify_service.grammars.grammars import GrammarRefused
+from verify_service.grammars.grammars import GrammarFailed, GrammarRefused, GrammarUnsupported
 from verify_service.interface import Grammar, PromptPrefill, Step, VerifyEnginePort
 from verify_service.sequences import failed, invalid
 
@@ -129,8 +129,12 @@ class Prompts:
         try:
             grammar = prompt.grammar.result(timeout=0) if prompt.grammar is not None else None
             anchor = problem or self._engine.first_token(sequence, epoch=epoch, grammar=grammar)
+        except GrammarUnsupported as missing:
+            anchor = invalid(f"constraint: unsupported: {missing}")
         except GrammarRefused as refused:
             anchor = invalid(f"constraint: {refused}")
+        except GrammarFailed as fault:
+            anchor = Refusal(fault.reason, f"constraint: {fault}")
         except Exception as error:  # a bug at one prompt: the others do not notice
             anchor = failed(sequence, error)
         if isinstance(anchor, Refusal):

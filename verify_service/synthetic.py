@@ -24,7 +24,7 @@ from dspark.synthetic.spec import SyntheticSpec, load_spec
 from dspark.types import Constraint, Cursor, Refusal, RefusalReason, SamplingParams, ScoredPrompt, ScoredToken, Verdict
 from dspark.wire.orders import PackedRows
 from verify_service.config import VerifyConfig
-from verify_service.grammars.grammars import GrammarRefused
+from verify_service.grammars.grammars import GrammarUnsupported
 from verify_service.interface import Grammar, Judged, KeptRows, Progress, PromptPrefill, RowSpan
 from verify_service.sequences import CachedSequence, VerifyItem, check_item, check_prompt, invalid, stale, unknown
 from verify_service.synthetic_step import Rider, SyntheticSequence, SyntheticStep
@@ -198,7 +198,7 @@ class SyntheticVerifyEngine:
     def compile(self, constraint: Constraint, tenant: str) -> Future[Grammar]:
         """Nothing here is text."""
         future: Future[Grammar] = Future()
-        future.set_exception(GrammarRefused("the target is synthetic and has no tokenizer"))
+        future.set_exception(GrammarUnsupported("the target is synthetic and has no tokenizer"))
         return future
 
     def first_token(self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None) -> int | Refusal:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.lanes.request_state import LifeEvent, RequestState
-from dspark.errors import DsparkError, InvalidRequest, PeerError
+from dspark.errors import DsparkError, InvalidRequest, PeerError, Unsupported
 from dspark.rounds.control import Admission
 from dspark.rounds.events import Admit, Released, Why
 from dspark.types import Refusal, RefusalReason
@@ -101,6 +101,8 @@ class Placed:
     def refusal(self) -> DsparkError:
         """Why it is refused for good: for its constraint, which is its client's, or for anything else."""
         said = self.refused.message if self.refused is not None else ""
+        if said.startswith("constraint: unsupported: "):
+            return Unsupported("constraint", said.removeprefix("constraint: unsupported: "))
         if said.startswith("constraint: "):
             return InvalidRequest("constraint", said.removeprefix("constraint: "))
         return PeerError(f"the verifier refused a prompt: {said}")

@@ -1,20 +1,21 @@
 """Grammars of one target, compiled apart from everything that serves, and kept by content and tenant.
 
 A process of its own compiles (`compiling`); threads here wait for it, and read what it made. What was refused is
-remembered too, so that asking again costs nothing. Nobody's grammar is given to another tenant, and how long one takes
-tells nothing about those of others.
+remembered too, so that asking again costs nothing. Nobody's grammar is given to another tenant, how long one takes
+tells nothing about those of others, and who asks for many waits behind who asks for few.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import socket
 import subprocess
 import sys
 import threading
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
@@ -22,13 +23,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dspark.token_bytes import FILE, read_token_bytes
-from dspark.types import Constraint
+from dspark.types import Constraint, RefusalReason
 from verify_service.grammars.compiling import WALL_S
 from verify_service.grammars.matcher import GrammarMatcher
 from verify_service.interface import Grammar
 
 AT_ONCE = 4  # grammars that are being compiled
-MAX_WAITING = 256
+MAX_WAITING, MAX_OF_ONE = 256, 64  # grammars of all tenants and of one
 KEPT_BYTES = 256 << 20  # of compiled grammars, as they travelled
 KEPT = 4096
 _REFUSED_BYTES = 1024
@@ -38,6 +39,18 @@ _TOO_MUCH = "it takes too long or too much memory to compile"
 
 class GrammarRefused(Exception):
     """Why a constraint cannot be kept, in one sentence for its client."""
+
+
+class GrammarUnsupported(GrammarRefused):
+    """No constraint can be kept at this target."""
+
+
+class GrammarFailed(Exception):
+    """Why a constraint was not looked at, which is no fault of it: reason says what may become of its request."""
+
+    def __init__(self, reason: RefusalReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class CompiledGrammar(NamedTuple):
@@ -51,12 +64,20 @@ class CompiledGrammar(NamedTuple):
         return GrammarMatcher(self.compiled, self.stop_ids)
 
 
+class _Job(NamedTuple):
+    key: bytes
+    constraint: Constraint
+    future: Future[Grammar]
+
+
 class Grammars:
     """Those of one target. Any thread may ask."""
 
     def __init__(self, folder: Path, vocab_size: int, stop_ids: Sequence[int]) -> None:
         self._folder, self._vocab_size, self._stop_ids = folder, vocab_size, stop_ids
-        self._kept: OrderedDict[tuple[str, Constraint], tuple[Future[Grammar], int]] = OrderedDict()
+        self._kept: OrderedDict[bytes, tuple[Future[Grammar], int]] = OrderedDict()  # by what `_key` makes
+        self._lines: dict[str, deque[_Job]] = {}  # by tenant, first who had a turn longest ago
+        self._in_work: Counter[str] = Counter()  # by tenant
         self._lock = threading.Lock()
         self._starting = threading.Lock()
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="grammars")
@@ -66,28 +87,46 @@ class Grammars:
         self._info: Any = None
 
     def compile(self, constraint: Constraint, tenant: str) -> Future[Grammar]:
-        """The grammar, or GrammarRefused; soon. tenant: whose it is, to whom alone it is given again."""
-        key = (tenant, constraint)
+        """The grammar, GrammarRefused or GrammarFailed; soon. tenant: whose it is, to whom alone it is given again."""
+        key = _key(tenant, constraint)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key][0]
             future: Future[Grammar] = Future()
-            if self._waiting >= MAX_WAITING:
-                future.set_exception(GrammarRefused("too many grammars wait to be compiled"))
+            if self._waiting >= MAX_WAITING or len(self._lines.get(tenant, ())) >= MAX_OF_ONE:
+                future.set_exception(GrammarFailed(RefusalReason.NO_PAGES, "too many grammars wait to be compiled"))
                 return future
             self._waiting += 1
             self._kept[key] = (future, 0)
-        self._pool.submit(self._make, key, future)
+            self._lines.setdefault(tenant, deque()).append(_Job(key, constraint, future))
+        self._pool.submit(self._work)
         return future
 
-    def _make(self, key: tuple[str, Constraint], future: Future[Grammar]) -> None:
+    def _work(self) -> None:
+        """One that waits: of who has the fewest in work, and had a turn longest ago."""
+        with self._lock:
+            tenant = min(self._lines, key=self._in_work.__getitem__)
+            line = self._lines.pop(tenant)
+            job = line.popleft()
+            if line:
+                self._lines[tenant] = line
+            self._in_work[tenant] += 1
+        try:
+            self._make(job)
+        finally:
+            with self._lock:
+                self._in_work[tenant] -= 1
+                self._in_work += Counter()  # forgets who has none
+
+    def _make(self, job: _Job) -> None:
+        key, constraint, future = job
         size, keeps = _REFUSED_BYTES, True
         try:
             if (missing := _missing(self._folder, self._stop_ids)) is not None:
-                raise GrammarRefused(missing)
+                raise GrammarUnsupported(missing)
             info = self._started()
-            answer = self._ask(key[1])
+            answer = self._ask(constraint)
             if not answer and self._ended():
                 raise ChildProcessError("its process ended")
             if answer[:2] != b"ok":
@@ -100,7 +139,7 @@ class Grammars:
         except GrammarRefused as refused:
             result = refused
         except Exception as error:  # no fault of the grammar: it may be tried again
-            result, keeps = GrammarRefused(f"its compiler failed: {error}"), False
+            result, keeps = GrammarFailed(RefusalReason.INTERNAL, f"its compiler failed: {error}"), False
         with self._lock:
             self._waiting -= 1
             if keeps:
@@ -148,22 +187,30 @@ class Grammars:
         return self._process.poll() is not None
 
     def _ask(self, constraint: Constraint) -> bytes:
-        """What a child answers; nothing where it came to an end instead."""
+        """What a child answers; nothing where it met its bounds instead. TimeoutError: it had no time to."""
         ours, theirs = socket.socketpair()
         with ours:
             assert self._requests is not None
             with theirs:
                 socket.send_fds(self._requests, [b"1"], [theirs.fileno()])
-            ours.settimeout(WALL_S + _START_S)
+            ours.settimeout(_START_S)
             try:
                 ours.sendall(json.dumps([int(constraint.kind), constraint.text]).encode())
                 ours.shutdown(socket.SHUT_WR)
+                ours.recv(1)  # it has begun
+                ours.settimeout(WALL_S)
                 parts = []
                 while part := ours.recv(1 << 16):
                     parts.append(part)
                 return b"".join(parts)
             except ConnectionError:
                 return b""
+
+
+def _key(tenant: str, constraint: Constraint) -> bytes:
+    """As short for a text of a megabyte."""
+    parts = (tenant.encode(), str(int(constraint.kind)).encode(), constraint.text.encode(errors="surrogatepass"))
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
 
 
 def _end(requests: socket.socket, process: subprocess.Popen[bytes]) -> None:

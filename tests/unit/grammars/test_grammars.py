@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,16 @@ import pytest
 from tokenizers import Tokenizer
 
 from dspark.token_bytes import read_token_bytes
-from dspark.types import Constraint, ConstraintKind
-from verify_service.grammars.grammars import GrammarRefused, Grammars
+from dspark.types import Constraint, ConstraintKind, RefusalReason
+from verify_service.grammars import grammars as module
+from verify_service.grammars.grammars import (
+    AT_ONCE,
+    MAX_OF_ONE,
+    GrammarFailed,
+    GrammarRefused,
+    Grammars,
+    GrammarUnsupported,
+)
 from verify_service.interface import Grammar
 
 TARGET = Path(__file__).parents[2] / "data" / "pair" / "target"
@@ -33,6 +44,13 @@ def tokenizer() -> Any:
 
 def of(future: Future[Grammar]) -> Grammar:
     return future.result(timeout=60)
+
+
+def until(met: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not met():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def fits(grammars: Grammars, tokenizer: Any, constraint: Constraint, text: str) -> bool:
@@ -177,6 +195,77 @@ def test_a_grammar_is_kept_for_its_tenant_alone(grammars: Grammars) -> None:
     assert grammars.compile(constraint, "two") is not first
 
 
+def test_a_text_is_not_kept_for_its_key(grammars: Grammars) -> None:
+    of(grammars.compile(Constraint(KIND.REGEX, "x" * 5000), ""))
+    assert max(map(len, grammars._kept)) == 32
+    assert grammars.compile(Constraint(KIND.REGEX, "a"), "b") is not grammars.compile(Constraint(KIND.REGEX, "ba"), "")
+
+
+class Counted(Grammars):
+    """Notes whose grammar is asked for, and holds every one until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(TARGET, VOCAB, [END])
+        self.asked: list[str] = []
+        self.go = threading.Semaphore(0)
+
+    def _ask(self, constraint: Constraint) -> bytes:
+        self.asked.append(constraint.text[0])
+        assert self.go.acquire(timeout=60)
+        return super()._ask(constraint)
+
+
+def test_who_asks_for_many_waits_behind_who_asks_for_few() -> None:
+    counted = Counted()
+    many = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), "many") for n in range(12)]
+    until(lambda: len(counted.asked) == AT_ONCE)
+    few = [counted.compile(Constraint(KIND.REGEX, f"f{n}"), "few") for n in range(2)]
+    one = counted.compile(Constraint(KIND.REGEX, "o"), "one")
+    for place in range(2):  # whose turn it is shows one by one
+        counted.go.release()
+        until(lambda at=place: len(counted.asked) == AT_ONCE + 1 + at)  # type: ignore[misc]
+    assert set(counted.asked[AT_ONCE:]) == {"f", "o"}
+    for _ in range(99):
+        counted.go.release()
+    for future in (*many, *few, one):
+        of(future)
+    assert not counted._lines
+    until(lambda: not counted._in_work)
+
+
+def test_a_full_line_is_no_fault_of_a_grammar() -> None:
+    counted = Counted()
+    made = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), "many") for n in range(MAX_OF_ONE + 2 * AT_ONCE)]
+    with pytest.raises(GrammarFailed, match="wait") as failed:
+        of(made[-1])
+    assert failed.value.reason is RefusalReason.NO_PAGES
+    other = counted.compile(Constraint(KIND.REGEX, "o"), "other")
+    for _ in made:
+        counted.go.release()
+    counted.go.release()
+    of(other)
+    until(lambda: counted._waiting == 0)
+    for _ in made:
+        counted.go.release()
+    of(counted.compile(Constraint(KIND.REGEX, f"m{len(made) - 1}"), "many"))
+
+
+def test_what_had_no_time_is_not_remembered_as_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, constraint = Grammars(TARGET, VOCAB, [END]), Constraint(KIND.REGEX, "slow")
+    of(mine.compile(Constraint(KIND.REGEX, "first"), ""))
+    assert mine._process is not None
+    mine._process.send_signal(signal.SIGSTOP)  # as on a machine that others keep busy
+    monkeypatch.setattr(module, "_START_S", 0.2)
+    try:
+        with pytest.raises(GrammarFailed) as failed:
+            of(mine.compile(constraint, ""))
+    finally:
+        mine._process.send_signal(signal.SIGCONT)
+    monkeypatch.undo()
+    assert failed.value.reason is RefusalReason.INTERNAL
+    assert of(mine.compile(constraint, "")).matcher().masks(()).any()
+
+
 def test_a_compiler_that_ended_is_started_again(grammars: Grammars) -> None:
     of(grammars.compile(Constraint(KIND.REGEX, "before"), ""))
     assert grammars._process is not None
@@ -187,12 +276,12 @@ def test_a_compiler_that_ended_is_started_again(grammars: Grammars) -> None:
         try:
             of(grammars.compile(Constraint(KIND.REGEX, f"after{time.monotonic()}"), ""))
             return
-        except GrammarRefused:
+        except GrammarFailed:
             assert time.monotonic() < deadline
 
 
 def test_a_target_without_words_refuses_all(tmp_path: Path) -> None:
-    with pytest.raises(GrammarRefused, match="no tokenizer"):
+    with pytest.raises(GrammarUnsupported, match="no tokenizer"):
         of(Grammars(tmp_path, VOCAB, [END]).compile(Constraint(KIND.REGEX, "a"), ""))
-    with pytest.raises(GrammarRefused, match="ends an answer"):
+    with pytest.raises(GrammarUnsupported, match="ends an answer"):
         of(Grammars(TARGET, VOCAB, []).compile(Constraint(KIND.REGEX, "a"), ""))
