@@ -7,10 +7,13 @@ understood and not built is refused by name, and so is what nobody knows; labels
 from __future__ import annotations
 
 import asyncio
+import functools
+import typing
 from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -47,15 +50,6 @@ _IDLE: dict[str, tuple[Any, ...]] = {
 }
 # Labels for the client's own books.
 _LABELS = {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"}
-
-
-_PARTS = {
-    "messages",
-    "stream_options",
-    "speculation",
-    "response_format",
-    "structured_outputs",
-}  # Fields with fields of their own.
 
 
 class _FieldPart(BaseModel):
@@ -140,8 +134,11 @@ def validated(kind: type[M], content: bytes) -> M:
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        field, problem = _path(first["loc"]), str(first["msg"])
+        errors = error.errors(include_url=False, include_input=False, include_context=False)
+        paths = [_path(kind, each) for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
+        # Of alternatives the one that was gone into.
+        at = max(range(len(paths)), key=lambda place: paths[place].count("."))
+        field, problem = paths[at], str(errors[at]["msg"])
         raise InvalidRequest(field or "body", problem[:1].lower() + problem[1:300]) from None
 
 
@@ -191,15 +188,29 @@ class ChatBody(Body):
     reasoning_effort: str | None = None
 
 
-def _path(loc: tuple[int | str, ...]) -> str:
+def _path(kind: type[BaseModel], error: ErrorDetails) -> str:
     """`messages[0]` of the place where something is wrong, without the names of the alternatives that were tried."""
-    words = ""
+    words, loc = "", error["loc"]
     for index, part in enumerate(loc):
+        unknown = error["type"] == "extra_forbidden" and index == len(loc) - 1
         if isinstance(part, int):
             words += f"[{part}]"
-        elif index == 0 or loc[0] in _PARTS:
+        elif index == 0 or unknown or part in _fields(kind):
             words += f".{part}" if words else part
     return words
+
+
+@functools.cache
+def _fields(kind: type[BaseModel]) -> frozenset[str]:
+    """Names of its fields, and of all that are inside them."""
+    names = {field.alias or name for name, field in kind.model_fields.items()}
+    waiting = [field.annotation for field in kind.model_fields.values()]
+    while waiting:
+        each = waiting.pop()
+        waiting += typing.get_args(each)
+        if isinstance(each, type) and issubclass(each, BaseModel):
+            names |= _fields(each)
+    return frozenset(names)
 
 
 class Readable(Protocol):

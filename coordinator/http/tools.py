@@ -158,7 +158,7 @@ def _form(tools: Sequence[Tool], choice: Choice | None, many: bool, form: Format
     if isinstance(choice, Chosen):
         chosen = [tool for tool in tools if tool.function.name == choice.function.name]
         if not chosen:
-            raise InvalidRequest("tool_choice", f"{choice.function.name[:64]!r} is none of the tools")
+            raise InvalidRequest("tool_choice.function.name", f"{choice.function.name[:64]!r} is none of the tools")
         many = False
     forced = isinstance(choice, Chosen) or choice == "required"
     if not forced and many == form.many and not any(tool.function.strict for tool in tools):
