@@ -6,6 +6,7 @@ import enum
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import openai
@@ -14,7 +15,10 @@ import pytest
 
 from dspark.client import Client
 from dspark.errors import InvalidRequest
+from dspark.types import Constraint, RefusalReason
 from tests.services.http_cell import HttpCell
+from verify_service.grammars import grammars
+from verify_service.interface import Grammar
 
 SCHEMA = {
     "type": "object",
@@ -174,3 +178,49 @@ def test_grpc_has_the_same(cell: HttpCell) -> None:
         for form in ({"regex": "("}, {"json_schema": "{"}, {"regex": ""}, {"nonsense": "x"}):
             with pytest.raises(InvalidRequest, match="constraint"):
                 said(constraint=form)
+
+
+def test_a_verifier_that_keeps_no_form_says_so(cell: HttpCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "find_spec", lambda name: None)
+    with pytest.raises(openai.BadRequestError, match="xgrammar is not installed") as refused:
+        asked(cell, extra_body={"structured_outputs": {"choice": ["nowhere"]}})
+    assert refused.value.code == "unsupported_parameter"
+    cell.freed()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [OSError("broken"), grammars.GrammarFailed(RefusalReason.NO_PAGES, "too many wait")],
+    ids=["broken", "full"],
+)
+def test_a_fault_of_the_compiler_is_not_the_client_s(
+    fault: Exception, cell: HttpCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, failed = cell.verifier.engine._grammars, list[str]()
+    compile_ = mine.compile
+
+    def once(constraint: Constraint, tenant: str) -> Future[Grammar]:
+        if failed:
+            return compile_(constraint, tenant)
+        failed.append(constraint.text)
+        future: Future[Grammar] = Future()
+        future.set_exception(fault)
+        return future
+
+    ask = mine._ask
+
+    def broken(constraint: Constraint) -> bytes:
+        if not failed:
+            failed.append(constraint.text)
+            raise fault
+        return ask(constraint)
+
+    if isinstance(fault, grammars.GrammarFailed):
+        monkeypatch.setattr(mine, "compile", once)
+    else:
+        monkeypatch.setattr(mine, "_ask", broken)
+    word = str(fault)
+    made = asked(cell, extra_body={"structured_outputs": {"choice": [word]}})
+    assert failed
+    assert made.choices[0].message.content == word
+    cell.freed()

@@ -64,7 +64,7 @@ class CompiledGrammar(NamedTuple):
         return GrammarMatcher(self.compiled, self.stop_ids)
 
 
-class _Waiting(NamedTuple):
+class _CompileJob(NamedTuple):
     key: bytes
     constraint: Constraint
     future: Future[Grammar]
@@ -76,7 +76,7 @@ class Grammars:
     def __init__(self, folder: Path, vocab_size: int, stop_ids: Sequence[int]) -> None:
         self._folder, self._vocab_size, self._stop_ids = folder, vocab_size, stop_ids
         self._kept: OrderedDict[bytes, tuple[Future[Grammar], int]] = OrderedDict()  # by what `_key` makes
-        self._lines: dict[str, deque[_Waiting]] = {}  # by tenant, first who had a turn longest ago
+        self._lines: dict[str, deque[_CompileJob]] = {}  # by tenant, first who had a turn longest ago
         self._in_work: Counter[str] = Counter()  # by tenant
         self._lock = threading.Lock()
         self._starting = threading.Lock()
@@ -99,7 +99,7 @@ class Grammars:
                 return future
             self._waiting += 1
             self._kept[key] = (future, 0)
-            self._lines.setdefault(tenant, deque()).append(_Waiting(key, constraint, future))
+            self._lines.setdefault(tenant, deque()).append(_CompileJob(key, constraint, future))
         self._pool.submit(self._work)
         return future
 
@@ -119,7 +119,7 @@ class Grammars:
                 self._in_work[tenant] -= 1
                 self._in_work += Counter()  # forgets who has none
 
-    def _make(self, job: _Waiting) -> None:
+    def _make(self, job: _CompileJob) -> None:
         key, constraint, future = job
         size, keeps = _REFUSED_BYTES, True
         try:
