@@ -9,6 +9,7 @@ from tests.mutation.journal import JOURNALS
 from tests.mutation.lane_mutants import LANES
 from tests.mutation.laws import LAWS
 from tests.mutation.loading import LOADING
+from tests.mutation.masks import MASKS
 from tests.mutation.pages import PAGES
 from tests.mutation.round_mutants import MUTANTS as ROUNDS
 from tests.mutation.rules import RULES
@@ -25,6 +26,7 @@ LISTS = {
     "journal": JOURNALS,
     "laws": LAWS,
     "loading": LOADING,
+    "masks": MASKS,
     "conformance": CONFORMANCE,
 }
 MUTANTS = [mutant for bugs in LISTS.values() for mutant in bugs]

@@ -28,7 +28,7 @@ from dspark.types import Constraint, ConstraintKind
 from verify_service.grammars.schema import schemas_of, unkept
 
 CPU_S = 0.8  # of one grammar
-WALL_S = 8.0  # for an answer, where others need the processor
+WALL_S = 30.0  # for an answer, where others need the processor
 MEMORY = 1 << 30  # address space of a child
 MAX_BYTES = 4 << 20  # of a compiled grammar, as it travels
 _JSON = (ConstraintKind.JSON_SCHEMA, ConstraintKind.CHOICE, ConstraintKind.STRUCTURAL_TAG)

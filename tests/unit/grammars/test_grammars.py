@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xgrammar
 from tokenizers import Tokenizer
 
 from dspark.token_bytes import read_token_bytes
 from dspark.types import Constraint, ConstraintKind, RefusalReason
 from verify_service.grammars import grammars as module
+from verify_service.grammars.compiling import compiled
 from verify_service.grammars.grammars import (
     AT_ONCE,
     MAX_OF_ONE,
+    CompiledGrammar,
     GrammarFailed,
     GrammarRefused,
     Grammars,
@@ -87,6 +90,17 @@ def test_answers_fit_their_form(
     constraint = Constraint(kind, text)
     assert fits(grammars, tokenizer, constraint, good)
     assert not fits(grammars, tokenizer, constraint, bad)
+
+
+def test_a_choice_is_written_letter_by_letter() -> None:
+    words = [bytes([byte]) for byte in range(256)]
+    info = xgrammar.TokenizerInfo([*words, b""], vocab_size=257, stop_token_ids=[256])
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    made = compiled(compiler, Constraint(KIND.CHOICE, json.dumps(['🙂\x7f"\\', "\u2028\x00"])))
+    for text in ('🙂\x7f"\\', "\u2028\x00"):
+        matcher = CompiledGrammar(made, [256]).matcher()
+        matcher.accept([*text.encode(), 256])
+        assert not len(matcher.masks(())), "it is over"
 
 
 def test_special_tokens_are_no_text() -> None:

@@ -1,0 +1,90 @@
+"""Bugs of answers in a form: masks, the matcher behind them, and how a form is written for the compiler."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import in_file
+
+G = "tests/unit/grammars/"
+LAW = (f"{G}test_exact_masks.py::test_what_is_emitted_follows_the_masked_law_exactly",)
+COUPLED = (f"{G}test_exact_masks.py::test_the_coupled_rule_says_what_plain_decoding_says_whatever_is_drafted",)
+SLOW = f"{G}test_slow_grammars.py::test_"
+WRITTEN = (f"{G}test_grammars.py::test_a_choice_is_written_letter_by_letter",)
+SERVED = "tests/services/test_forms_served.py::test_"
+BYTES = ("tests/unit/test_token_bytes.py",)
+
+MASKS = [
+    *in_file(
+        "verify_service/grammars/matcher.py",
+        ("the bonus is not masked", "return made[:filled]", "return made[: max(filled - 1, 1)]", LAW),
+        ("the bonus is not masked, coupled", "return made[:filled]", "return made[: max(filled - 1, 1)]", COUPLED),
+        ("a matcher stays behind what was only drafted", "            if taken:\n", "            if False:\n", LAW),
+        ("a matcher goes back one token too few", "rollback(taken)", "rollback(taken - 1)", LAW),
+        (
+            "a form is never too slow",
+            "spent > LONGEST_S or self._slow > FORGIVEN",
+            "False",
+            (f"{SLOW}an_answer_that_goes_on_elsewhere_is_read_again_within_bounds",),
+        ),
+        (
+            "what others compute counts",
+            "        began = time.thread_time()\n        try:\n            yield began + LONGEST_S\n"
+            "        finally:\n            spent = time.thread_time() - began",
+            "        began = time.monotonic()\n        try:\n            yield began + LONGEST_S\n"
+            "        finally:\n            spent = time.monotonic() - began",
+            (f"{SLOW}what_others_compute_is_nobody_s_fault",),
+        ),
+        (
+            "one slow call is the last",
+            "self._slow > FORGIVEN",
+            "self._slow > 0",
+            (f"{SLOW}what_others_compute_is_nobody_s_fault",),
+        ),
+    ),
+    *in_file(
+        "verify_service/packed_step.py",
+        (
+            "masks stand one row late",
+            "masks = [masks_of(state, item) for",
+            "masks = [None if (m := masks_of(state, item)) is None else m[[0, *range(len(m) - 1)]] for",
+            LAW,
+        ),
+        (
+            "a matcher does not follow what was committed",
+            "state.matcher.accept(tokens)",
+            "state.matcher.accept(tokens[:0])",
+            LAW,
+        ),
+    ),
+    *in_file(
+        "verify_service/engine.py",
+        (
+            "the first token is not masked",
+            "mask(logits, [(0, matcher.masks(()))])",
+            "pass",
+            (f"{SERVED}vllm_s_words",),
+        ),
+    ),
+    *in_file(
+        "verify_service/grammars/compiling.py",
+        (
+            "choices are written in halves of characters",
+            "return json.dumps(text, ensure_ascii=False).replace",
+            "return json.dumps(text).replace",
+            WRITTEN,
+        ),
+    ),
+    *in_file(
+        "dspark/decoding/logprobs.py",
+        (
+            "tokens that may not come are told of",
+            "if pair[0] > -torch.inf]",
+            "]",
+            (f"{SERVED}log_probabilities_tell_of_no_token_that_may_not_come",),
+        ),
+    ),
+    *in_file(
+        "dspark/token_bytes.py",
+        ("marks of spaces are text", "name = name.replace(old, new)", "pass", BYTES),
+        ("single bytes are text", 'if "ByteFallback" in kinds else None', "if False else None", BYTES),
+    ),
+]
