@@ -43,17 +43,16 @@ class LatentAttention(nn.Module):
         """rows [..., H], angles [..., R] (cos | sin) -> [..., hd]."""
         return turn(self.kv_norm(self.wkv(rows)), angles)
 
-    def forward(self, x: Tensor, context: Tensor, visible: Tensor | None, angles: Tensor) -> Tensor:
-        """x [n, q, H], keys of the context [n, S, hd], which of them count [n, S] (None: all), angles [n, q, R] of
+    def forward(self, x: Tensor, context: Tensor, visible: Tensor, angles: Tensor) -> Tensor:
+        """x [n, q, H], keys of the context [n, S, hd], which of them count [n, S], angles [n, q, R] of
         the block -> [n, q, H]. Every slot sees all of the block."""
         n, slots = x.shape[:2]
         query = self.wq_b(self.q_norm(self.wq_a(x))).unflatten(-1, (self._heads, self._head_dim))
         query = turn(rms_norm(query, None, self._eps), angles.unsqueeze(-2))  # [n, q, Hq, hd]
         keys = torch.cat((context, self.keys(x, angles)), dim=1)
         scores = torch.einsum("nqhd,nsd->nhqs", query, keys).float() * self._head_dim**-0.5
-        if visible is not None:
-            hidden = torch.nn.functional.pad(~visible, (0, slots), value=False)
-            scores = scores.masked_fill(hidden[:, None, None], -torch.inf)
+        hidden = torch.nn.functional.pad(~visible, (0, slots), value=False)
+        scores = scores.masked_fill(hidden[:, None, None], -torch.inf)
         sink = self.attn_sink.float().view(1, -1, 1, 1).expand(n, -1, slots, 1)
         weights = torch.softmax(torch.cat((scores, sink), dim=-1), dim=-1)[..., :-1].to(keys.dtype)
         out = torch.einsum("nhqs,nsd->nqhd", weights, keys)

@@ -64,8 +64,11 @@ class Mixture(nn.Module):
         flat = x.reshape(-1, x.shape[-1])
         weights, chosen = self.gate(flat)
         out: Tensor = self.shared_experts(flat)
-        for expert in chosen.unique().tolist():
-            rows, places = torch.where(chosen == expert)
-            part = self.experts[expert](flat[rows]) * weights[rows, places, None].to(flat.dtype)
-            out = out.index_add(0, rows, part)
+        order = chosen.flatten().argsort(stable=True)  # by expert, then by token
+        counts = chosen.new_zeros(len(self.experts)).scatter_add(0, chosen.flatten(), torch.ones_like(order))
+        sizes = counts.tolist()  # all that the host waits for
+        shares = weights.flatten()[order, None].to(flat.dtype).split(sizes)
+        for expert, rows, share in zip(self.experts, (order // chosen.shape[1]).split(sizes), shares, strict=True):
+            if len(rows):
+                out = out.index_add(0, rows, expert(flat[rows]) * share)
         return out.view(x.shape)

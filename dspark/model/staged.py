@@ -43,7 +43,7 @@ class Stage(nn.Module):
                 self.register_parameter(f"hc_{part}_{name}", parameter)
         self._connect = HyperConnection(config)
 
-    def forward(self, streams: Tensor, context: Tensor, visible: Tensor | None, angles: Tensor) -> Tensor:
+    def forward(self, streams: Tensor, context: Tensor, visible: Tensor, angles: Tensor) -> Tensor:
         """streams [n, q, N, H], keys of the context [n, S, hd] -> [n, q, N, H]."""
         mixing = self._connect(streams, self.hc_attn_fn, self.hc_attn_base, self.hc_attn_scale)
         streams = mixing.back(self.attn(self.attn_norm(mixing.summed), context, visible, angles), streams)
@@ -121,21 +121,18 @@ class StagedDrafter(BlockDrafter):
         room: int = 0,
     ) -> Tensor:
         size = self.config.block_size if slots is None else slots
-        index = torch.arange(context_k.shape[2], device=context_len.device)
-        last = context_len.unsqueeze(-1)
-        visible = (index < last) & (index >= last - self._shape.window)
-        longest = int(context_len.max())
-        first = max(int(context_len.min()) - self._shape.window, 0)
-        seen = slice(first, longest)
-        return self._through(anchor_ids, anchor_positions, context_k[:, :, seen, 0], visible[:, seen], size)
+        seen = min(self._shape.window, context_k.shape[2])
+        rows = context_len.unsqueeze(-1) - seen + torch.arange(seen, device=context_len.device)  # [n, W]
+        whose = torch.arange(len(rows), device=rows.device).unsqueeze(-1)
+        context = context_k[:, whose, rows.clamp(min=0), 0]
+        return self._through(anchor_ids, anchor_positions, context, rows >= 0, size)
 
     def _through(self, anchor_ids: Tensor, positions: Tensor, context: Tensor, visible: Tensor, size: int) -> Tensor:
         """Anchors [n], keys of each stage's context [L, n, S, hd] and which count [n, S] -> [n, size, H]."""
         embedded, angles = self.block_inputs(anchor_ids, positions, size)
         streams = embedded.unsqueeze(-2).expand(-1, -1, self._shape.streams, -1)
-        everything = None if bool(visible.all()) else visible
         for stage, keys in zip(self._stages(), context, strict=True):
-            streams = stage(streams, keys, everything, angles)
+            streams = stage(streams, keys, visible, angles)
         return summed_up(
             streams,
             self.hc_head_fn,

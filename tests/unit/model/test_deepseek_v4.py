@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.anchored import entries_at
@@ -173,6 +174,36 @@ def test_what_is_mixed_in_fp32_stays_so_beside_bf16() -> None:
             context_len=torch.tensor([len(rows)]),
         )
         assert float((drafter.base_logits(hidden).float() - case["base_logits"]).abs().max()) < 0.5
+
+
+class Reads(TorchDispatchMode):
+    """Operations behind which the host waits for what a device has computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        self.found += [name] if name in {"_local_scalar_dense", "nonzero", "_unique2", "bincount", "equal"} else []
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()  # in which operations are told in their smallest parts
+def test_a_block_waits_for_the_device_once_and_once_for_each_mixture() -> None:
+    drafter = staged(SHIPPED)
+    keys = torch.randn(3, 2, 40, 1, 32, generator=torch.Generator().manual_seed(1))
+    asked = {"anchor_ids": torch.tensor([3, 4]), "anchor_positions": torch.tensor([40, 9])}
+    lengths = torch.tensor([40, 9])
+    with Reads() as reads:
+        both = drafter.block_hidden(**asked, context_k=keys, context_v=keys, context_len=lengths)
+    # How far the table of rotations has to reach, of any block drafter; and counts, by a way that is not told here.
+    assert reads.found == ["_local_scalar_dense"]
+    for at, count in enumerate(lengths.tolist()):
+        one = {name: value[at : at + 1] for name, value in asked.items()}
+        own = keys[:, at : at + 1, :count]
+        alone = drafter.block_hidden(**one, context_k=own, context_v=own, context_len=lengths[at : at + 1])
+        torch.testing.assert_close(both[at], alone[0], **CLOSE_STREAMS)
 
 
 def _without_last(tensors: dict[str, Tensor]) -> None:
