@@ -33,6 +33,7 @@ from verify_service.interface import Grammar
 TARGET = Path(__file__).parents[2] / "data" / "pair" / "target"
 VOCAB, END = 512, 0
 KIND = ConstraintKind
+NODE = {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}, "required": ["c"]}
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +155,10 @@ def test_what_cannot_be_compiled_is_refused_and_the_next_one_is_served(name: str
         ({"minLength": 3}, "minLength without type"),
         ({"type": "object", "properties": {"a": {"minimum": 3, "description": "x"}}}, "minimum without type"),
         ({"minItems": 2, "patternProperties": {"a": {}}}, "minItems, patternProperties without type"),
-        ({"$ref": "#"}, "no answer begins"),
-        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "no answer begins"),
+        ({"$ref": "#"}, "ever ends"),
+        ({"$defs": {"n": NODE}, "$ref": "#/$defs/n"}, "ever ends"),
+        ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "ever ends"),
+        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "ever ends"),
     ],
 )
 def test_a_schema_of_which_something_would_be_left_out_is_refused(
@@ -176,6 +179,9 @@ def test_a_schema_of_which_something_would_be_left_out_is_refused(
         {"type": ["string", "integer"], "minLength": 2, "maximum": 3},
         {"type": "object", "properties": {"not": {}, "required": {"type": "boolean"}}, "required": ["not"]},
         {},
+        {"$defs": {"n": NODE | {"required": []}}, "$ref": "#/$defs/n"},
+        {"$defs": {"n": {"anyOf": [NODE, {"type": "null"}]}}, "$ref": "#/$defs/n"},
+        {"type": "array", "items": {"$ref": "#"}},
     ],
 )
 def test_a_schema_that_is_kept_whole_is_served(schema: dict[str, Any], grammars: Grammars) -> None:
