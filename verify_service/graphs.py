@@ -116,7 +116,8 @@ class Graphs:
             with torch.cuda.stream(side):  # kernels choose and allocate before the recording
                 self._forward(recording.plan(shape, self._kernel, self._page_size))
             torch.cuda.current_stream(self._device).wait_stream(side)
-            with torch.cuda.graph(recording.graph):
+            # The thread that owns sequences calls the device meanwhile.
+            with torch.cuda.graph(recording.graph, capture_error_mode="thread_local"):
                 recording.outputs = self._forward(recording.plan(shape, self._kernel, self._page_size))
         except RuntimeError as error:
             self._refused = True
