@@ -92,6 +92,8 @@ class Lane:
             Draining: lambda said: self._on_draining(said.finish_within_s),
         }
         metrics.cost_curve_in_force.labels(lane=facts.name).set(float(facts.cost is not None))
+        if facts.cost is None:
+            log.warning("lane.no_cost_curve", verifier=facts.name, effect="adaptive verifies everything")
         port.listen(self)
 
     # What others ask of a lane.
