@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -73,7 +74,9 @@ def begin() -> Iterator[Begin]:
 def test_everyone_with_the_mark_ends_and_nobody_else(begin: Begin, bystander: subprocess.Popen[bytes]) -> None:
     cell_id = new_cell_id()
     leader = begin(cell_id, STUBBORN)
-    found = marked(cell_id)
+    deadline = time.monotonic() + 5.0  # a process that has just begun may not show its environment yet
+    while len(found := marked(cell_id)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert leader.pid in found
     assert len(found) == 2, "the child in another session is found too"
     assert end_all(cell_id, leader.pid, grace_s=0.3) == []
