@@ -37,9 +37,9 @@ class SimulatedDevice(DeviceWorker):
     def close(self) -> None:
         self._closed = True
 
-    def post(self, function: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
+    def post(self, function: Callable[[], object], loop: asyncio.AbstractEventLoop, *, computes: bool = True) -> None:
         with contextlib.suppress(Unavailable):  # of a process that is dead
-            super().post(function, loop)
+            super().post(function, loop, computes=computes)
 
     def _work(self) -> None:
         """The thread ends at once."""
@@ -52,7 +52,7 @@ class SimulatedDevice(DeviceWorker):
 
     def _begin(self) -> None:
         while self._jobs and not self._working:
-            _, _, (loop, future, function, args) = heapq.heappop(self._jobs)
+            _, _, (loop, future, function, args, _) = heapq.heappop(self._jobs)
             if future is not None and future.cancelled():
                 continue
             takes = self._seconds.get(getattr(function, "__name__", ""), OTHERWISE_S)

@@ -5,7 +5,7 @@
         cell.freeze("verify/1"); cell.thaw("verify/1")
         cell.restart("verify/0")                 # same endpoint, another incarnation
         cell.proxies["draft/0"].blackhole()      # with between="tcp"
-        cell.plan.rules.append(once("VerifyEvent.verdicts", Action.DROP))   # with between="wire"
+        cell.plan.rules.append(once("ControlUp.report", Action.DROP))   # with between="wire"
 
 Everything that `ProcessCell` offers is here too. With `between`, the coordinator and the verifiers know workers by the
 address of a proxy of their own; with "kernel" by their own address in a network of their own (`namespaces`).

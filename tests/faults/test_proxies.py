@@ -84,13 +84,13 @@ def test_a_real_cell_loses_and_repeats_messages_and_answers_the_same() -> None:
     with FaultCell(between="wire", plan=plan, coordinator={"verify_deadline_s": 1.0}) as cell, cell.client() as client:
         options = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
         calm = client.complete(PROMPT, **options).token_ids
-        before = plan.seen["VerifyEvent.verdicts"]
+        before = plan.seen["ControlUp.report"]
         plan.rules += [
-            once("VerifyEvent.verdicts", Action.DROP, at=before + 3),
-            once("DraftEvent.blocks", Action.TWICE, at=plan.seen["DraftEvent.blocks"] + 2),
+            once("ControlUp.report", Action.DROP, at=before + 3),
+            once("RoundsEvent.blocks", Action.TWICE, at=plan.seen["RoundsEvent.blocks"] + 2),
         ]
         assert client.complete(PROMPT, timeout=60.0, **options).token_ids == calm
-        assert plan.hurt["VerifyEvent.verdicts", Action.DROP] == 1
+        assert plan.hurt["ControlUp.report", Action.DROP] == 1
         assert cell.settled()
 
 

@@ -233,7 +233,7 @@ async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
         admission.verifier_warms = looked
         try:
             known = [worker.address for worker in coordinator.membership.workers]
-            address = coordinator_process.Address(coordinator_process.Role.VERIFY, second.endpoint, 0, "verify/1")
+            address = coordinator_process.Address(coordinator_process.WorkerRole.VERIFY, second.endpoint, 0, "verify/1")
             await coordinator.membership.announce([*known, address], wait_s=0.0)
             await until(warms)
             async with AsyncClient(coordinator.endpoint) as client:
@@ -256,7 +256,7 @@ async def test_a_drafter_that_joins_drafts_first_for_nobody(golden_target: Path,
         try:
             assert coordinator.membership.ready
             async with drafter(golden_drafter) as d:
-                address = coordinator_process.Address(coordinator_process.Role.DRAFT, d.endpoint, 0, "draft/0")
+                address = coordinator_process.Address(coordinator_process.WorkerRole.DRAFT, d.endpoint, 0, "draft/0")
                 known = [worker.address for worker in coordinator.membership.workers]
                 await coordinator.membership.announce([*known, address], wait_s=LONG_S)
                 assert len(coordinator.membership.drafters) == 1

@@ -9,12 +9,13 @@ from typing import Any
 
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
+from dspark.runtime.worker import WorkerProcess
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
 
 @contextlib.asynccontextmanager
-async def verifier(target: Any, drafter: Any = None, **settings: Any) -> AsyncIterator[verify_process.VerifyProcess]:
+async def verifier(target: Any, drafter: Any = None, **settings: Any) -> AsyncIterator[WorkerProcess[Any]]:
     config = VerifyConfig(
         target=str(target), drafter=str(drafter) if drafter else None, **{"measure_cost": False, **settings}
     )
@@ -26,7 +27,7 @@ async def verifier(target: Any, drafter: Any = None, **settings: Any) -> AsyncIt
 
 
 @contextlib.asynccontextmanager
-async def drafter(path: Any, **settings: Any) -> AsyncIterator[draft_process.DraftProcess]:
+async def drafter(path: Any, **settings: Any) -> AsyncIterator[WorkerProcess[Any]]:
     process = await draft_process.start(DraftConfig(drafter=str(path), **{"measure_cost": False, **settings}))
     try:
         yield process
