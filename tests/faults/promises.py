@@ -49,13 +49,20 @@ async def freed(cell: SimulatedCell) -> list[str]:
     return []
 
 
-def asking(cell: SimulatedCell, draw: random.Random, count: int = 8, **more: Any) -> list[asyncio.Task[Answer]]:
-    """So many requests, by turns under each law."""
+def asking(
+    cell: SimulatedCell,
+    draw: random.Random,
+    count: int = 8,
+    *,
+    prompts: tuple[int, ...] = (9, 17, 30),
+    **more: Any,
+) -> list[asyncio.Task[Answer]]:
+    """So many requests, by turns under each law. prompts: lengths to draw from, in tokens."""
     first = draw.randrange(32)
     return [
         asyncio.create_task(
             cell.ask(
-                pair.prompt(first + number, draw.choice([9, 17, 30])),
+                pair.prompt(first + number, draw.choice(prompts)),
                 **{"max_tokens": TOKENS, "policy": POLICIES[number // 4 % 4], **pair.LAWS[number % 4], **more},
             )
         )
@@ -92,12 +99,13 @@ def take_out_youngest(lane: Lane) -> None:
 
 async def _drafters_gone(cell: SimulatedCell, draw: random.Random) -> list[str]:
     """Two drafters die, one after the other, and come back: rows are sent again, and drafts come back."""
-    asked = asking(cell, draw, max_tokens=60, policy="fixed:4")
+    # More rows than an order carries: they are sent again in pieces.
+    asked = asking(cell, draw, prompts=(90, 130), max_tokens=60, policy="fixed:4")
     await cell.after(0.06)
     cell.kill("draft/0")
     await cell.after(draw.uniform(0.01, 0.04))
     cell.kill("draft/1")
-    await cell.after(0.02)
+    await cell.after(0.3)  # until rounds that were drafted are reported
     before = cell.metric("spec_decode_num_drafts_total")
     prefills = cell.metric("prefills_total")
     await cell.restart("draft/0")
