@@ -46,7 +46,7 @@ from verify_service.drafters import Drafters
 from verify_service.feature_push import FeaturePush
 from verify_service.interface import Step, VerifyEnginePort
 from verify_service.prompts import IDLE_S, Began, Prompts
-from verify_service.round_passes import RoundPasses, Running
+from verify_service.round_passes import RoundPasses, Running, StepJob
 from verify_service.row_feeds import RowFeeds
 
 log = structlog.get_logger("dspark.rounds")
@@ -69,31 +69,6 @@ class _Cache:
     def free(self, sequence: int, epoch: int) -> None:
         self._engine.release(sequence, epoch)
         self._freed(sequence, epoch)
-
-
-class _Computed:
-    """A step on its way through the thread of passes, by the names of the device's jobs. over: is told there at its
-    end what went wrong beside the passes, a bug."""
-
-    def __init__(self, step: Step, over: Callable[[Exception | None], None]) -> None:
-        self._step, self._over = step, over
-
-    def judge_cohort(self) -> None:
-        self._run()
-
-    def prefill_next(self) -> None:
-        self._run()
-
-    def _run(self) -> None:
-        """Raises why nothing of it ran, by which the device's health is judged."""
-        bug = None
-        try:
-            self._step.run()
-        except Exception as error:
-            bug = error
-        self._over(bug)
-        if (wrong := bug or self._step.failure) is not None:
-            raise wrong
 
 
 class RoundDriver:
@@ -280,10 +255,10 @@ class RoundDriver:
         self._worker.metrics.forward_seconds.labels(kind="prefill").observe(judged.forward_ns * 1e-9)
         return ()  # what it brought is news
 
-    def _computed(self, step: Step, end: Came) -> _Computed:
+    def _computed(self, step: Step, end: Came) -> StepJob:
         """A job for the thread of passes."""
         self._under_way += 1
-        return _Computed(step, lambda bug: self._worker.device.post(partial(self._after, step, end, bug), self._events))
+        return StepJob(step, lambda bug: self._worker.device.post(partial(self._after, step, end, bug), self._events))
 
     def _after(self, step: Step, end: Came, bug: Exception | None) -> None:
         """Ends the step whatever happened: what is held for it comes free."""

@@ -7,7 +7,7 @@ some in it may leave before it has ended.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +40,31 @@ class _Ran(NamedTuple):
     judged: Judged
     verdicts: dict[int, Verdict]  # by sequence
     ended: float
+
+
+class StepJob:
+    """A step on its way through the thread of passes, by the names of the device's jobs. over: is told there at its
+    end what went wrong beside the passes, a bug."""
+
+    def __init__(self, step: Step, over: Callable[[Exception | None], None]) -> None:
+        self._step, self._over = step, over
+
+    def judge_cohort(self) -> None:
+        self._run()
+
+    def prefill_next(self) -> None:
+        self._run()
+
+    def _run(self) -> None:
+        """Raises why nothing of it ran, by which the device's health is judged."""
+        bug = None
+        try:
+            self._step.run()
+        except Exception as error:
+            bug = error
+        self._over(bug)
+        if (wrong := bug or self._step.failure) is not None:
+            raise wrong
 
 
 class RoundPasses:
