@@ -28,7 +28,7 @@ INCARNATION = 77
 Reply = Callable[[draft_pb2.Order], list[draft_pb2.RoundsEvent] | None]
 
 
-def blocks(order: draft_pb2.Order, **fields: Any) -> list[draft_pb2.RoundsEvent]:
+def blocks(order: draft_pb2.Order, /, **fields: Any) -> list[draft_pb2.RoundsEvent]:
     """One block with these fields for an order of one, with columns that fit unless told otherwise."""
     slots = len(fields.get("token_ids", ()))
     columns = {
@@ -42,7 +42,7 @@ def blocks(order: draft_pb2.Order, **fields: Any) -> list[draft_pb2.RoundsEvent]
     return [draft_pb2.RoundsEvent(blocks=draft_pb2.Blocks(forward_ns=1000, **columns))]
 
 
-def one_slot(order: draft_pb2.Order, token: int = 5, **fields: Any) -> list[draft_pb2.RoundsEvent]:
+def one_slot(order: draft_pb2.Order, /, token: int = 5, **fields: Any) -> list[draft_pb2.RoundsEvent]:
     """A well-formed block of one token."""
     q = {"q_entries": [1], "q_ids": token.to_bytes(4, "little"), "q_probs": b"\0\0\x80?"}
     return blocks(order, token_ids=[token], confidence=[0.9], **q, **fields)
@@ -217,10 +217,14 @@ async def test_a_q_that_is_none_costs_its_block_and_no_id(stage: Stage) -> None:
     assert coordinator.metrics.value("empty_blocks_total", reason="invalid") > 0
 
 
+def ends_the_stream(order: draft_pb2.Order) -> None:
+    """Says nothing more."""
+
+
 @pytest.mark.parametrize(
     "reply",
     [
-        lambda order: None,
+        ends_the_stream,
         lambda order: [draft_pb2.RoundsEvent(blocks=draft_pb2.Blocks(order=order.order))],
         lambda order: [draft_pb2.RoundsEvent()],
         lambda order: one_slot(order, order=999_999),
@@ -236,6 +240,8 @@ async def test_a_drafter_that_breaks_the_protocol_is_let_go_and_tried_again(stag
     expected = await stage.ask(coordinator, policy="off", tokens=200)
     assert await stage.ask(coordinator, tokens=200) == expected
     await stage.until(lambda: wild.streams > 1, coordinator)
+    malformed = stage.verifier.metrics.value("dropped_total", kind="block", reason="malformed")
+    assert (malformed > 0) is (reply is not ends_the_stream)
 
 
 async def test_a_silent_drafter_costs_one_deadline(stage: Stage) -> None:
