@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.observability import dashboard
 from dspark.cli.discovery import groups
 from dspark.client import CellStatus, ProcessStatus
 from dspark.runtime.telemetry import Metrics
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
+DASHBOARD = DEPLOY / "observability" / "grafana" / "dashboards" / "dspark.json"
 TARGET = {"instance", "job", "role", "replica", "incarnation"}  # labels Prometheus puts on what it scrapes
 
 
@@ -38,7 +38,7 @@ LABELS = _own_labels()
 
 
 def _queries() -> Iterator[str]:
-    for panel in json.loads(dashboard.FILE.read_text())["panels"]:
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
         yield from (target["expr"] for target in panel.get("targets", ()))
     for group in yaml.safe_load((DEPLOY / "observability" / "alerts.yml").read_text())["groups"]:
         yield from (rule["expr"] for rule in group["rules"])
@@ -100,7 +100,7 @@ def _parse(query: str) -> Any:
 
 
 def test_panels_are_of_the_chosen_source_cell_and_replica() -> None:
-    page = json.loads(dashboard.FILE.read_text())
+    page = json.loads(DASHBOARD.read_text())
     choices = {each["name"]: each for each in page["templating"]["list"]}
     assert list(choices) == ["datasource", "cell", "replica"]
     assert choices["datasource"]["type"] == "datasource"

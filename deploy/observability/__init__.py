@@ -1,1 +1,0 @@
-"""What watches a cell: Prometheus, its alerts, the Grafana dashboard."""
