@@ -12,14 +12,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
-
 from dspark.types import Cursor, Refusal, RefusalReason, Verdict
+from verify_service.batch_runner import BatchRunner, PromptChunk
 from verify_service.config import VerifyConfig
 from verify_service.interface import Judged, Progress, PromptPrefill
-from verify_service.judging import unready
 from verify_service.kv_cache_manager import KVCacheManager
-from verify_service.packed_step import PackedStep, PromptChunk
 from verify_service.sequences import CachedSequence, VerifyItem, check_item, invalid, unknown
 from verify_service.under_way import Batch, UnderWay
 
@@ -32,11 +29,11 @@ class Batches:
 
     def __init__(
         self,
-        step: PackedStep,
+        step: BatchRunner,
         holdings: KVCacheManager,
         config: VerifyConfig,
         vocab_size: int,
-        device: torch.device,
+        device: str,
         forget_keys: Callable[[int], None],
     ) -> None:
         self.line: deque[PromptPrefill] = deque()  # prompts on their way in
@@ -45,7 +42,7 @@ class Batches:
         self._vocab_size, self._forget_keys = vocab_size, forget_keys
         self._busy: dict[int, CachedSequence] = {}  # those in steps under way
         self._leaving: dict[int, CachedSequence] = {}  # of them, those that nobody wants any more
-        self._ride_along = config.step_prefill_tokens or RIDE_ALONG.get(device.type, 512)
+        self._ride_along = config.step_prefill_tokens or RIDE_ALONG.get(device, 512)
 
     def line_up(self, prefill: PromptPrefill) -> None:
         """At the end of the line."""
@@ -114,7 +111,7 @@ class Batches:
             if answer is None and item.cursor.sequence in self._busy:
                 answer = invalid("cursor: the sequence is in a pass that has not ended")
             if answer is None and state is not None:
-                answer = unready(state)
+                answer = self._step.unready(state)
             if answer is None:
                 runnable.append(index)
             else:

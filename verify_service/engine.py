@@ -16,26 +16,26 @@ from dspark.decoding.acceptance import first_token as draw_first_token
 from dspark.decoding.masking import mask
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.context import Projection
-from dspark.pages import Held
-from dspark.types import Constraint, Cursor, Refusal, RefusalReason, SamplingParams, ScoredPrompt, ScoredToken, Verdict
+from dspark.types import Constraint, Cursor, Refusal, RefusalReason, SamplingParams, Verdict
+from verify_service.batch_runner import PromptChunk
 from verify_service.batches import Batches
 from verify_service.config import VerifyConfig
-from verify_service.feature_store import FeatureRows, FeatureStore
+from verify_service.engine_core import EngineCore
+from verify_service.feature_store import FeatureStore
 from verify_service.grammars.grammars import Grammars
-from verify_service.interface import Grammar, KeptRows, Progress, PromptPrefill, RowSpan
+from verify_service.interface import FeatureRun, Grammar
 from verify_service.interface import Judged as Judged
 from verify_service.judging import Sampler, judge_each, matcher_of, rule_problem, shaper_of, told
 from verify_service.kv_block_pool import Slots
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.loading import load_parts
 from verify_service.model_runner import ModelRunner, Runner
-from verify_service.packed_step import PackedStep, PromptChunk
-from verify_service.sequences import VerifyItem, check_prompt, invalid, stale, unknown
-from verify_service.under_way import UnderWay
+from verify_service.packed_step import PackedStep
+from verify_service.sequences import VerifyItem, invalid, unknown
 
 
-class VerifyEngine:
-    """One target, one pool of pages, the sequences that live in it."""
+class VerifyEngine(EngineCore):
+    """Keeps `VerifyEnginePort` with a target that runs."""
 
     def __init__(
         self,
@@ -47,16 +47,14 @@ class VerifyEngine:
         version: str,
         sampler: Sampler = judge_each,
     ) -> None:
-        self.target = target
-        self.config = config
-        self.fingerprint = version
+        self.target: LoadedTarget = target
         self.projection = projection
         self._runner = runner
         pages = config.kv_tokens // config.page_size
         store = None
         if projection is not None:
             store = FeatureStore(pages * config.page_size, projection, config.feature_dtype)
-        self._holdings = KVCacheManager(
+        holdings = KVCacheManager(
             pages=pages,
             page_size=config.page_size,
             most=config.max_sequences,
@@ -65,8 +63,9 @@ class VerifyEngine:
             copy=self._copy if isinstance(runner, ModelRunner) and runner.likes_rows else None,
         )
         self._grammars = Grammars(target.folder, target.vocab_size, target.stop_ids)
-        self._step = PackedStep(runner, self._holdings, sampler)
-        self._batches = Batches(self._step, self._holdings, config, target.vocab_size, runner.device, runner.release)
+        self._step = PackedStep(runner, holdings, sampler, store)
+        batches = Batches(self._step, holdings, config, target.vocab_size, runner.device.type, runner.release)
+        super().__init__(config, version, holdings, batches)
 
     @staticmethod
     def load(config: VerifyConfig, sampler: Sampler = judge_each) -> VerifyEngine:
@@ -105,74 +104,18 @@ class VerifyEngine:
     def dtype(self) -> str:
         return str(self.target.model.dtype).removeprefix("torch.")
 
-    @property
-    def feature_width(self) -> int:
-        """Width of a feature row; 0 without a projection."""
-        return self._holdings.store.width if self._holdings.store is not None else 0
-
-    @property
-    def held(self) -> Held:
-        return self._holdings.held
-
     # -- life of a sequence -----------------------------------------------------------------
 
-    def open(
-        self,
-        cursor: Cursor,
-        law: SamplingParams,
-        reserve_tokens: int,
-        keep_features: bool,
-        *,
-        owner: int = 0,
-        token_ids: Sequence[int] | None = None,
-        salt: str = "",
-        scores: int | None = None,
-    ) -> Refusal | None:
-        """Makes room for the prompt; cursor.committed_len tokens will follow in chunks, less those that are `spared`.
+    def _unserved(self, law: SamplingParams, scores: int | None) -> Refusal | None:
+        return rule_problem(law, self.target.vocab_size)
 
-        A higher epoch takes the place of a lower one.
-        """
-        state = self._holdings.states.get(cursor.sequence)
-        if state is not None and cursor.epoch <= state.epoch:
-            return stale(state, f"epoch {cursor.epoch} is already held, or followed by {state.epoch}")
-        problem = check_prompt(
-            cursor,
-            token_ids if token_ids is not None else [0] * cursor.committed_len,
-            reserve_tokens,
-            vocab_size=self.target.vocab_size,
-            context_length=self.target.context_length,
-        )
-        problem = problem or rule_problem(law, self.target.vocab_size)
-        if problem is not None:
-            return problem
-        if self._batches.busy(cursor.sequence):
-            return Refusal(RefusalReason.NO_PAGES, "what was held under this number is in a pass that has not ended")
-        if state is not None:
-            self._drop(cursor.sequence)
-        if self._runner.rotation is not None:  # keys that were turned in another way are of no use
-            salt += f"\0{self._runner.rotation.of(law.prompt_len or cursor.committed_len)}"
-        admitted = self._holdings.admit(
-            cursor,
-            law,
-            reserve_tokens,
-            keep_features=keep_features,
-            owner=owner,
-            token_ids=token_ids,
-            salt=salt,
-            scores=None if scores is None else min(scores, self.target.vocab_size),
-        )
-        return admitted if isinstance(admitted, Refusal) else None
-
-    def spared(self, sequence: int, epoch: int, *, rows: bool) -> tuple[int, FeatureRows | None]:
-        """Leading tokens of the prompt that were found computed, and their feature rows if they are wanted."""
-        state = self._holdings.states.get(sequence)
-        if state is None or state.epoch != epoch or not state.spared:
-            return 0, None
-        return state.spared, self._holdings.rows(state, 0, state.spared) if rows and state.keep_features else None
+    def _salted(self, salt: str, prompt_len: int) -> str:
+        rotation = self._runner.rotation
+        return salt if rotation is None else f"{salt}\0{rotation.of(prompt_len)}"  # keys turned otherwise are of no use
 
     def prefill_chunk(
         self, sequence: int, token_ids: Sequence[int], *, epoch: int | None = None, wants_rows: bool = True
-    ) -> FeatureRows | Refusal | None:
+    ) -> FeatureRun | Refusal | None:
         """Runs the next tokens of an opened sequence; returns their feature rows, None when nobody needs them."""
         state = self._holdings.states.get(sequence)
         if state is None or (epoch is not None and epoch != state.epoch):
@@ -213,96 +156,9 @@ class VerifyEngine:
         state.matcher, state.anchored = matcher, True
         return anchor
 
-    def anchor_logprobs(self, sequence: int) -> tuple[ScoredToken, ...]:
-        """Of the token that `first_token` drew; empty when its law asks for none."""
-        state = self._holdings.states.get(sequence)
-        return state.anchor_logprobs if state is not None else ()
-
-    def prompt_logprobs(self, sequence: int) -> ScoredPrompt | None:
-        """Of a prompt that has run, once; None when nobody asked for them."""
-        state = self._holdings.states.get(sequence)
-        if state is None or state.scores is None:
-            return None
-        told, state.scored = ScoredPrompt.joined(state.scored, state.scores), []
-        return told
-
-    def release(self, sequence: int, epoch: int) -> bool:
-        """Frees a sequence held under this epoch or a lower one; an unknown one is fine."""
-        state = self._holdings.states.get(sequence)
-        if state is None or state.epoch > epoch:
-            return False
-        self._drop(sequence)
-        return True
-
-    def release_owner(self, owner: int) -> int:
-        """Frees everything a stream opened; returns how many."""
-        mine = [state.sequence for state in self._holdings.states.values() if state.owner == owner]
-        for sequence in mine:
-            self._drop(sequence)
-        self._batches.forget(owner)
-        return len(mine)
-
-    def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
-        """Pages for an anchor and as many of `slots` more tokens as there are any for; how many."""
-        state = self._holdings.states.get(sequence)
-        if state is None or state.epoch != epoch:
-            return None
-        return self._holdings.grow_within(state, committed_len, slots)
-
-    def kept_rows(self, spans: Sequence[RowSpan]) -> KeptRows:
-        """Rows of committed tokens, in one piece."""
-        return self._holdings.kept_rows(spans)
-
-    def features(self, cursor: Cursor, start: int) -> FeatureRows | Refusal:
-        """Kept rows of positions start .. committed_len - 2, to fill a drafter with."""
-        state = self._holdings.states.get(cursor.sequence)
-        if state is None or state.epoch != cursor.epoch:
-            return unknown(cursor)
-        if not state.keep_features:
-            return invalid("no feature rows are kept for this sequence")
-        if cursor.committed_len > state.committed_len or not state.anchored:
-            return stale(state, f"committed_len {cursor.committed_len} was claimed, {state.committed_len} is here")
-        # A round may have finished since the command was sent; what it added travels on its own.
-        stop = max(cursor.committed_len - 1, 0)
-        return (
-            self._holdings.rows(state, start, stop)
-            if start <= stop
-            else invalid(f"from_position: {start} is past {stop}")
-        )
-
-    # -- rounds -----------------------------------------------------------------------------
-
     def verify(self, items: Sequence[VerifyItem]) -> list[Verdict | Refusal]:
         """The outcomes of `judge_cohort` alone."""
         return self.judge_cohort(items).outcomes
-
-    def judge_cohort(self, items: Sequence[VerifyItem]) -> Judged:
-        """One packed pass over every item that fits, then the rule. Bad rows are refused, the others do not notice."""
-        return self._batches.judge(items)
-
-    def begin(self, items: Sequence[VerifyItem]) -> UnderWay:
-        """The same in three parts: this one, `run` of what it gives, on any thread, and `end`."""
-        return self._batches.begin(items)
-
-    def begin_prefill(self, *, short: bool = False, owner: int = 0) -> UnderWay | None:
-        """`prefill_next` in three parts."""
-        return self._batches.begin_prefill(short=short, owner=owner)
-
-    def end(self, step: UnderWay) -> Judged:
-        """What came of a step that has run."""
-        return self._batches.end(step)
-
-    def line_up(self, prefill: PromptPrefill) -> None:
-        """The rest of an opened sequence's prompt will run, chunk by chunk, in rounds or between them."""
-        self._batches.line_up(prefill)
-
-    def prefill_next(self, *, short: bool = False, owner: int = 0) -> Progress | None:
-        """A chunk of the owner's first prompt in line, in a pass of its own; None when none waits."""
-        return self._batches.prefill_next(short=short, owner=owner)
-
-    def take_news(self, owner: int = 0) -> Progress | None:
-        """The oldest news of an owner's prompt that rode in a round, or whose pass failed, once."""
-        return self._batches.take_news(owner)
 
     # -- for timing -------------------------------------------------------------------------
 
@@ -330,9 +186,6 @@ class VerifyEngine:
             self._drop(sequence)
         self._holdings.prefixes.clear()
         self._runner.reset()
-
-    def _drop(self, sequence: int) -> None:
-        self._batches.drop(self._holdings.states[sequence])
 
     def _copy(self, source: Slots, target: Slots) -> None:
         """Keys and values of pages that no pass writes, into pages that none reads yet."""

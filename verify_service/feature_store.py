@@ -22,6 +22,7 @@ from dspark.wire import tensors
 from dspark.wire.orders import PackedRows
 from dspark.wire.v1 import types_pb2
 from verify_service.kv_block_pool import Slots
+from verify_service.sequences import CachedSequence
 
 ROW_DTYPE = torch.bfloat16  # precision of features cannot change the law of the output
 OWED = 256  # rows at most: a few milliseconds of a projection, and megabytes of taps
@@ -95,6 +96,10 @@ class FeatureStore:
         if self._owed and (self._place[_numbers(slots)] >= 0).any():
             self._pay()
         return self._rows[_index(slots)].clone()
+
+    def run(self, state: CachedSequence, start: int, token_ids: list[int], slots: Slots) -> FeatureRows:
+        """Kept rows of consecutive positions."""
+        return FeatureRows(state.sequence, state.epoch, start, token_ids, self.get(slots), self.form)
 
     def packed(self, slots: Slots | Sequence[int]) -> PackedRows:
         """The rows at these slots, as they travel."""

@@ -7,17 +7,34 @@ before the step began.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
-from torch import Tensor
 
 from dspark.pages import Held
 from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams
-from verify_service.feature_store import FeatureRows, FeatureStore
-from verify_service.interface import KeptRows, RowSpan
+from dspark.wire.orders import PackedRows
+from verify_service.interface import FeatureRun, KeptRows, RowSpan
 from verify_service.kv_block_pool import KVBlockPool, Slots
 from verify_service.prefix_cache import PrefixCache
 from verify_service.sequences import CachedSequence
+
+
+class RowStore(Protocol):
+    """Feature rows beside the KV blocks, at the same slots; what a row is nobody here knows."""
+
+    @property
+    def width(self) -> int: ...
+
+    def put(self, slots: Slots | Sequence[int], rows: Any) -> None: ...
+
+    def get(self, slots: Slots | Sequence[int]) -> Any: ...
+
+    def packed(self, slots: Slots | Sequence[int]) -> PackedRows:
+        """The rows at these slots, as they travel."""
+
+    def run(self, state: CachedSequence, start: int, token_ids: list[int], slots: Slots) -> FeatureRun:
+        """Kept rows of consecutive positions."""
 
 
 class KVCacheManager:
@@ -29,23 +46,18 @@ class KVCacheManager:
         pages: int,
         page_size: int,
         most: int,
-        store: FeatureStore | None,
+        store: RowStore | None,
         keep_prefixes: bool,
         copy: Callable[[Slots, Slots], None] | None = None,  # of keys and values, where rows that lie together pay
     ) -> None:
         self.states: dict[int, CachedSequence] = {}
-        self.last_logits: dict[int, Tensor] = {}  # of prefilled sequences whose anchor is not drawn yet
+        self.last_logits: dict[int, Any] = {}  # of prefilled sequences whose anchor is not drawn yet
         self.store = store
         self._most = most
         self.pool = KVBlockPool(pages, page_size)
         self._copy = copy
         # Where rows should lie together, kept pages leave half of the pool to those who run.
         self.prefixes = PrefixCache(self.pool, enabled=keep_prefixes, most=pages if copy is None else pages // 2)
-
-    @property
-    def row_form(self) -> str:
-        """In which feature rows travel."""
-        return self.store.form if self.store is not None else ""
 
     @property
     def held(self) -> Held:
@@ -151,11 +163,10 @@ class KVCacheManager:
         found = [self.slots(state, start, start + count) for state, start, count in runs]
         return found[0] if len(found) == 1 else [slot for slots in found for slot in slots]
 
-    def rows(self, state: CachedSequence, start: int, stop: int) -> FeatureRows:
+    def rows(self, state: CachedSequence, start: int, stop: int) -> FeatureRun:
         """Kept rows of positions start .. stop - 1."""
         assert self.store is not None
-        kept = self.store.get(self.slots(state, start, stop))
-        return FeatureRows(state.sequence, state.epoch, start, state.token_ids[start:stop], kept, self.row_form)
+        return self.store.run(state, start, state.token_ids[start:stop], self.slots(state, start, stop))
 
     def kept_rows(self, spans: Sequence[RowSpan]) -> KeptRows:
         """Kept rows of several sequences, gathered at once."""

@@ -23,8 +23,10 @@ from dspark.decoding.draws import Labels
 from dspark.decoding.logprobs import prompt_logprobs
 from dspark.decoding.masking import Masks, mask
 from dspark.types import Draws, Refusal, ScoredPrompt, ScoredToken, Verdict
-from verify_service.feature_store import FeatureRows
+from verify_service.batch_runner import BatchFailed, PromptChunk, Stepped, spoil
+from verify_service.feature_store import FeatureRows, FeatureStore
 from verify_service.judging import Sampler, masks_of, shaper_of, told
+from verify_service.judging import unready as unready_law
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.model_runner import Pass, Runner
 from verify_service.plan import Segment
@@ -33,15 +35,6 @@ from verify_service.sequences import CachedSequence, VerifyItem, failed, unknown
 # Cohorts of so many sequences are watched in one round of so many: they bring draws enough, and the device waits for
 # it. Which rounds those are depends on nothing that was drafted.
 MANY, EVERY = 32, 4
-
-
-class PromptChunk(NamedTuple):
-    """The next tokens of a prompt."""
-
-    state: CachedSequence
-    token_ids: Sequence[int]
-    wants_rows: bool
-    next_ids: Sequence[int] = ()  # where the prompt is scored: the token behind each of them, but the prompt's last
 
 
 _Complete = tuple[int, int, tuple[ScoredToken, ...]] | Refusal  # drafted tokens kept, the next one, what is told
@@ -101,28 +94,21 @@ class Executed(NamedTuple):
     owed_taps: Tensor | None
 
 
-class BatchFailed(Exception):
-    """The target did not run, for the reason that caused this. Nothing was committed: the same may be run again."""
-
-
-class Stepped(NamedTuple):
-    """What became of each item, the rows that were committed, and those of each chunk."""
-
-    outcomes: list[Verdict | Refusal]
-    features: list[FeatureRows | None]
-    chunk_rows: list[FeatureRows | None]
-    tokens: int  # of the items
-
-
 class PackedStep:
-    """How one engine runs passes."""
+    """Keeps `BatchRunner`."""
 
-    def __init__(self, runner: Runner, holdings: KVCacheManager, sampler: Sampler) -> None:
-        self._runner, self._holdings, self._sampler = runner, holdings, sampler
+    def __init__(
+        self, runner: Runner, holdings: KVCacheManager, sampler: Sampler, store: FeatureStore | None = None
+    ) -> None:
+        """store: of feature rows, the one that `holdings` has."""
+        self._runner, self._holdings, self._sampler, self._store = runner, holdings, sampler, store
         self.device = threading.Lock()  # who computes on tensors that passes share
         self._near_ties: Counter[int] = Counter()
         self._watch = DrawsWatch(secrets.randbits(128))  # its noise is a secret of this process
         self._rounds = 0
+
+    def unready(self, state: CachedSequence) -> Refusal | None:
+        return unready_law(state)
 
     def take_near_ties(self) -> int:
         """Near-ties of coupled sequences since the last call. By whoever executed."""
@@ -219,7 +205,7 @@ class PackedStep:
     ) -> tuple[list[Tensor | None], list[_Committed], Tensor | None]:
         """Rows of those that are awaited; taps of the others, which are owed."""
         rows: list[Tensor | None] = [None] * len(committed)
-        store = self._holdings.store
+        store = self._store
         if store is None:
             return rows, [], None
         owed = [each for each in committed if each is not None and not each.awaited]
@@ -275,14 +261,14 @@ class PackedStep:
             return failed(state.sequence, error)
         state.token_ids.extend(tokens)
         state.cached += 1 + accepted
-        through = state.cached if self._holdings.store is not None else 0
+        through = state.cached if self._store is not None else 0
         state.round = item.cursor.round
         return Verdict(item.cursor, accepted, next_token, through, len(item.draft_ids), logprobs)
 
     def _keep(self, executed: Executed) -> list[FeatureRows | None]:
         """Feature rows that are kept, now or when somebody asks; those that are awaited."""
         made: list[FeatureRows | None] = [None] * len(executed.committed)
-        store = self._holdings.store
+        store = self._store
         if store is None:
             return made
         if executed.owed:
@@ -305,12 +291,6 @@ class PackedStep:
         if kept:  # in one go: a cohort has a row or two of each
             store.put(self._holdings.where([_run(each) for each, _ in kept]), torch.cat([own for _, own in kept]))
         return made
-
-
-def spoil(prepared: Prepared) -> None:
-    """Nobody knows what lies in their pages now, so nobody else shall find them."""
-    for state in (*prepared.states, *(chunk.state for chunk in prepared.chunks)):
-        state.salt = None
 
 
 def _of_item(state: CachedSequence, item: VerifyItem, row: int, accepted: int) -> _Committed | None:

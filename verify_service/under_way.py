@@ -9,7 +9,7 @@ on the thread that owns sequences and pages, and is always called once `run` is 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +17,8 @@ import numpy.typing as npt
 import structlog
 
 from dspark.types import Draws, Refusal, RefusalReason, Verdict
-from verify_service.feature_store import FeatureRows
-from verify_service.interface import Judged, Progress, PromptPrefill
-from verify_service.packed_step import BatchFailed, Executed, PackedStep, Prepared, PromptChunk, spoil
+from verify_service.batch_runner import BatchFailed, BatchRunner, ExecutedBatch, PreparedBatch, PromptChunk, spoil
+from verify_service.interface import FeatureRun, Judged, Progress, PromptPrefill
 from verify_service.sequences import CachedSequence, VerifyItem
 
 log = structlog.get_logger("dspark.verify")
@@ -31,7 +30,7 @@ class Batch(NamedTuple):
     """One pass of the step."""
 
     indices: Sequence[int]  # of its items
-    prepared: Prepared
+    prepared: PreparedBatch
 
 
 class UnderWay:
@@ -39,7 +38,7 @@ class UnderWay:
 
     def __init__(
         self,
-        step: PackedStep,
+        step: BatchRunner,
         items: Sequence[VerifyItem],
         outcomes: dict[int, Verdict | Refusal],
         batches: Sequence[Batch],
@@ -50,10 +49,10 @@ class UnderWay:
         self.states: list[CachedSequence] = [state for batch in batches for state in _states(batch.prepared)]
         self.failure: Exception | None = None  # why nothing of it ran
         self._step, self._items, self._outcomes, self._batches = step, items, outcomes, batches
-        self._ran: list[tuple[Sequence[int], Executed]] = []
-        self._spoilt: list[Prepared] = []
-        self._labels: dict[int, npt.NDArray[np.float32]] = {}
-        self._draws: list[Draws] = []
+        self._ran: list[tuple[Sequence[int], ExecutedBatch]] = []
+        self._spoilt: list[PreparedBatch] = []
+        self._labels: Mapping[int, npt.NDArray[np.float32]] = {}
+        self._draws: Sequence[Draws] = ()
         self._near_ties = 0
         self._error: Exception | None = None  # of the pass that failed last
         self._spent_ns = time.perf_counter_ns() - began_ns
@@ -91,7 +90,7 @@ class UnderWay:
     def end(self) -> tuple[Judged, list[Progress]]:
         """What became of it, now that it becomes so, and of the prompts in it."""
         began = time.perf_counter_ns()
-        outcomes, features = self._outcomes, dict[int, FeatureRows | None]()
+        outcomes, features = self._outcomes, dict[int, FeatureRun | None]()
         progress: list[Progress] = []
         tokens = 0
         for prepared in self._spoilt:
@@ -125,7 +124,7 @@ class UnderWay:
         return judged, progress
 
 
-def _states(prepared: Prepared) -> list[CachedSequence]:
+def _states(prepared: PreparedBatch) -> list[CachedSequence]:
     return [*prepared.states, *(chunk.state for chunk in prepared.chunks)]
 
 

@@ -65,12 +65,6 @@ class SyntheticPair:
         return [SimulatedBlock(mine[:slots], believed[:slots]) for mine, believed, (_, slots) in rows]
 
     def judge(self, asked: Sequence[tuple[SimulatedContext, Sequence[int]]]) -> Sequence[tuple[int, ...]]:
-        widest = 1 + max(len(prefix) for _, prefix in asked)
         keys = np.array([held.key for held, _ in asked], np.uint64)
         lengths = np.array([len(held.tokens) for held, _ in asked])
-        said = self._law.target(keys[:, None], lengths[:, None] + np.arange(widest)).tolist()
-        drawn = []
-        for (_, prefix), truth in zip(asked, said, strict=True):
-            kept = next((slot for slot, token in enumerate(prefix) if token != truth[slot]), len(prefix))
-            drawn.append(tuple(truth[: kept + 1]))
-        return drawn
+        return self._law.judge(keys, lengths, [prefix for _, prefix in asked])

@@ -14,6 +14,7 @@ Symbols: n sequences, k slots.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -113,6 +114,16 @@ class SyntheticLaw:
         """The target's token at each position."""
         ids: Ints = (keyed(keys, KeyPurpose.TOKEN, positions) % self._vocabulary).astype(np.int64)
         return ids
+
+    def judge(self, keys: Keys, lengths: Ints, prefixes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        """Of each prefix what is kept, and the target's own token. lengths: committed tokens before it."""
+        widest = 1 + max(map(len, prefixes))
+        said = self.target(keys[:, None], lengths[:, None] + np.arange(widest)).tolist()
+        drawn = []
+        for prefix, truth in zip(prefixes, said, strict=True):
+            kept = next((slot for slot, token in enumerate(prefix) if token != truth[slot]), len(prefix))
+            drawn.append(tuple(truth[: kept + 1]))
+        return drawn
 
     def draft(self, keys: Keys, domains: Ints, anchors: Ints) -> tuple[Ints, Floats]:
         """[n, k] drafted ids after these anchor positions, and the true chance of each slot if those before are kept.

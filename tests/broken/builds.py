@@ -40,7 +40,7 @@ BUILDS = (
         "start_position=run.start + first,", "start_position=run.start + first + 1,",
     ),
     Build(
-        "a resend that skips a page", "12", "drafters gone", "verify_service/engine.py",
+        "a resend that skips a page", "12", "drafters gone", "verify_service/engine_core.py",
         "            self._holdings.rows(state, start, stop)\n",
         "            self._holdings.rows(state, min(start + self.config.page_size, stop), stop)\n",
     ),

@@ -207,7 +207,7 @@ PAGES = [
         ),
     ),
     *in_file(
-        "verify_service/engine.py",
+        "verify_service/engine_core.py",
         (
             "a resend ends with the row of the anchor, which nobody has made",
             "stop = max(cursor.committed_len - 1, 0)",

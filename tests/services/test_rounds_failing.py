@@ -31,12 +31,13 @@ from dspark.wire.control_down import write_down
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 from verify_service import drafter_stream, drafters
 from verify_service import process as verify_process
+from verify_service.batch_runner import BatchFailed
 from verify_service.config import VerifyConfig
 from verify_service.prompts import Prompts
 from verify_service.round_driver import RoundDriver
 from verify_service.round_passes import RoundPasses
 from verify_service.synthetic import SyntheticVerifyEngine
-from verify_service.synthetic_step import SyntheticStep
+from verify_service.under_way import UnderWay
 
 pytestmark = pytest.mark.services
 
@@ -282,18 +283,15 @@ async def test_a_stream_that_cannot_be_begun_is_a_lost_drafter_and_begun_later(
 @pytest.mark.parametrize("when", ["prepared", "run"])
 async def test_a_pass_that_fails_takes_only_those_with_it_that_fail_alone(pair: str, when: str) -> None:
     async with verifier(pair) as v, drafter(pair) as d, conducting(v, PLAN) as conductor:
-        inner = v.engine.begin
+        owner, name = (v.engine, "begin") if when == "prepared" else (v.engine._step, "execute")
+        inner = getattr(owner, name)
 
-        def begin(items: Any) -> Any:
-            fails = any(item.cursor.sequence == 2 and item.cursor.round > 4 for item in items)
-            if fails and when == "prepared":
-                raise RuntimeError("planted")
-            step = inner(items)
-            if fails:
-                step.failure = RuntimeError("planted")
-            return step
+        def planted(batch: Any) -> Any:
+            if any(item.cursor.sequence == 2 and item.cursor.round > 4 for item in getattr(batch, "items", batch)):
+                raise BatchFailed("planted")
+            return inner(batch)
 
-        v.engine.begin = begin
+        setattr(owner, name, planted)
         conductor.begin_again = False
         conductor.know(1, d)
         asked = [conductor.ask([5 + place, 6], COUPLED, 40, drafter=1) for place in range(3)]
@@ -374,7 +372,7 @@ async def test_a_bug_beside_a_pass_ends_the_stream_and_frees_everything(
         if bug == "a pass was judged":
             monkeypatch.setattr(RoundPasses, "_note", planted)
         elif bug == "beside a pass":
-            monkeypatch.setattr(SyntheticStep, "run", planted)
+            monkeypatch.setattr(UnderWay, "run", planted)
         elif bug == "behind a pass":
             inner = RoundDriver._after
 
@@ -405,7 +403,7 @@ async def test_a_prompt_runs_without_pauses_while_nothing_decodes(pair: str, mon
     def noted(engine: SyntheticVerifyEngine, *, short: bool, owner: int) -> Any:
         step = begin(engine, short=short, owner=owner)
         if step is not None:
-            chunks.append((short, len(step.riders[0].token_ids)))
+            chunks.append((short, len(step.riders[0][1].token_ids)))
         return step
 
     monkeypatch.setattr(SyntheticVerifyEngine, "begin_prefill", noted)
