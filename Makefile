@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 NEWEST := .venv-newest/bin
 
-.PHONY: install demo test test-fast test-newest check format protos lint test-long web-test screenshots site bench-quick faults faults-long broken wire-law mutants reference clean
+.PHONY: install demo test test-fast test-newest check format protos lint test-long web-test screenshots site faults faults-long broken wire-law mutants reference clean
 
 # A virtual environment with everything, at the versions that the tests ran with.
 install: .venv/.installed
@@ -59,10 +59,6 @@ screenshots: install
 site: install
 	$(PIP) -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-
-# Short forms of the benchmark rows B2 to B6, one JSON object each; DSPARK_VLLM_PYTHON names a peer's python.
-bench-quick: install
-	$(BIN)/python -m benchmarks.quick
 
 # The checks of reliability that take minutes, one JSON object each; see docs/reliability.md.
 faults: install

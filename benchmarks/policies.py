@@ -4,7 +4,7 @@ First on real services around synthetic engines, mixed domains, concurrency 1 to
 and 64. At each load all policies take turns with the same requests (same seeds, same lengths), see `turns`: at few
 streams with a number of answers, at many with what arrives in a window. A failed request ends the run. `--save FILE`
 keeps every measurement and goes on from what stands there. `--simulate` explores the first part in simulated time
-instead, which claims nothing. A third row compares the price with Algorithm 1 live, see `live_schedule`.
+instead, which claims nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from typing import Any
 
 import structlog
 
-from benchmarks import live_schedule
 from benchmarks.pair import Pair, leave_in_order, shipped_pair
 from benchmarks.real_cell import FILES, cell, measure, questions, sampling, windowed, worked
-from benchmarks.row import Row, note
+from benchmarks.row import Row
 from benchmarks.turns import Book, Rate, Tournament, draw
 from coordinator.http.template import question_renderer
 from coordinator.simulation.run import simulate
@@ -38,8 +37,7 @@ from dspark.synthetic.spec import load_spec
 
 LOADS, QUICK_LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 16, 64)
 PAIR_LOADS, PAIR_QUICK_LOADS = (1, 8, 64), (1, 8)
-PRICE_LOADS = (1, 8, 64)
-LEAST, SOMEWHERE, PAIR_LEAST, PRICE_LEAST = 0.97, 1.05, 0.93, 0.98
+LEAST, SOMEWHERE, PAIR_LEAST = 0.97, 1.05, 0.93
 ANSWERS = (24, 72)  # tokens of a synthetic answer: a window sees many of them begin and end
 TURNS, QUICK_TURNS = 5, 2
 FEW = 8  # streams up to which answers are counted, not seconds
@@ -77,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON row per line")
     parser.add_argument("--quick", action="store_true", help="fewer loads, fewer and shorter turns")
     parser.add_argument("--turns", type=int, help=f"of every policy at every load ({TURNS}; quick: {QUICK_TURNS})")
-    parser.add_argument("--only", choices=["synthetic", "pair", "price"], help="one of the rows")
+    parser.add_argument("--only", choices=["synthetic", "pair"], help="one of the rows")
     parser.add_argument("--loads", help="concurrencies, with commas")
     parser.add_argument("--file", type=Path, default=FILES / "paper.yaml", help="YAML of the synthetic pair")
     parser.add_argument("--save", type=Path, metavar="FILE", help="JSON lines of all measurements; goes on from them")
@@ -100,8 +98,6 @@ def main(argv: list[str] | None = None) -> int:
         row = asyncio.run(_pair(args, book))
         code |= row.show(as_json=args.json)
         parts["shipped pair"] = row.value
-    if args.only in (None, "price") and not args.simulate:
-        code |= _price(args).show(as_json=args.json)
     if args.plot is not None:
         draw(parts, args.plot)
     return code
@@ -186,31 +182,6 @@ async def _pair(args: argparse.Namespace, book: Book) -> Row:
         value = await Tournament("pair", measured, book, turns).run(loads)
     ratios = [point["ratio"] for point in value.values()]
     return Row("B4 pair", "adaptive against fixed lengths, shipped pair, tok/s", value, bar, min(ratios) >= PAIR_LEAST)
-
-
-# -- the price beside a scheduler that sees the blocks ------------------------------------------
-
-
-def _price(args: argparse.Namespace) -> Row:
-    pair, (each, tokens) = shipped_pair(), (2, 48) if args.quick else (8, 96)
-    loads, _ = _plan(args, PRICE_LOADS, PRICE_LOADS)
-    value: dict[str, dict[str, dict[str, float]]] = {}
-    for temperature in (0.0, 1.0):
-        recording = live_schedule.record(pair, each, tokens, temperature)
-        for costs, walked in (("", recording), (f", {args.file.name}", live_schedule.with_costs(recording, args.file))):
-            points = value[f"T={temperature:g}{costs}"] = {}
-            for load in loads:
-                made = {
-                    "price": live_schedule.rate(walked, load, live_schedule.Priced(walked, load)),
-                    "live": live_schedule.rate(walked, load, live_schedule.Live(walked, load)),
-                    "off": live_schedule.rate(walked, load, live_schedule.Plain(walked, load)),
-                }
-                ratio = round(made["price"] / made["live"], 4)
-                points[str(load)] = {name: round(tok_s, 1) for name, tok_s in made.items()} | {"ratio": ratio}
-                note(f"T={temperature:g}{costs}, {load} streams: {points[str(load)]}")
-    least = min(point["ratio"] for points in value.values() for point in points.values())
-    name = "the price over Algorithm 1 live, recorded confidences, simulated rounds"
-    return Row("B4 price", name, value, f"at least {PRICE_LEAST}x", least >= PRICE_LEAST)
 
 
 def _mixed(pair: Pair) -> Iterator[Question]:

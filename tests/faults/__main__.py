@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.pair import leave_in_order
-from benchmarks.quick import is_row, stop
-from benchmarks.row import Row, note
+from benchmarks.row import Row, is_row, note, stop
 from faults.pair import ROOT
 from faults.rows.table import LONG, QUICK, Entry
 

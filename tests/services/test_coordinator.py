@@ -140,51 +140,6 @@ async def until(true: Any, within_s: float = 5.0) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("policy", ["adaptive", "fixed:3", "threshold:0.2", "off"])
-async def test_greedy_ids_equal_plain_decoding_under_every_policy(cell: Cell, plain: Any, policy: str) -> None:
-    coordinator = await cell.whole()
-    stub = cell.stub(coordinator)
-    answers = await asyncio.gather(*(answer(stub, request(prompt, policy=policy)) for prompt in PROMPTS))
-    assert [each.tokens for each in answers] == [plain(prompt, 24) for prompt in PROMPTS]
-    for each in answers:
-        stats = each.complete.speculation
-        assert sum(stats.acceptance_histogram) == stats.rounds
-        assert sum(i * count for i, count in enumerate(stats.acceptance_histogram)) == stats.accepted_tokens
-        assert stats.rounds + stats.accepted_tokens == 23
-        assert each.chunks <= 1 + stats.rounds
-        assert each.complete.usage.completion_tokens == 24
-        assert stats.policy == policy
-    drafted = sum(each.complete.speculation.draft_tokens for each in answers)
-    assert (drafted > 0) == (policy != "off")
-
-
-async def test_a_measured_cost_curve_decides_and_the_ids_stay(cell: Cell, plain: Any) -> None:
-    verifier = await cell.verifier(measure_cost=True, cost_max_tokens=16)
-    coordinator = await cell.coordinator([verifier], [await cell.drafter(measure_cost=True)])
-    each = await answer(cell.stub(coordinator), request(PROMPTS[0], policy="adaptive"))
-    assert each.tokens == plain(PROMPTS[0], 24)
-    assert coordinator.metrics.value("cost_curve_in_force", lane="verify/0") == 1
-
-
-@pytest.mark.parametrize("policy", ["off", ""])
-async def test_a_seed_fixes_the_draws(cell: Cell, policy: str) -> None:
-    coordinator = await cell.whole()
-    stub = cell.stub(coordinator)
-    message = request(PROMPTS[0], policy=policy, temperature=1.0, seed=1234)
-    first, second = await answer(stub, message), await answer(stub, message)
-    other = await answer(stub, request(PROMPTS[0], policy=policy, temperature=1.0, seed=1235))
-    assert first.tokens == second.tokens != other.tokens
-
-
-async def test_sampling_with_speculation_ends_in_good_order(cell: Cell) -> None:
-    coordinator = await cell.whole()
-    stub = cell.stub(coordinator)
-    for policy in ("adaptive", "fixed:7"):
-        each = await answer(stub, request(PROMPTS[0], 40, policy, temperature=0.9, top_p=0.9, top_k=40, seed=5))
-        assert len(each.tokens) == 40
-        assert coordinator.metrics.value("refusals_total", reason="invalid") == 0
-
-
 async def test_the_target_s_own_stop_token_ends_the_answer(cell: Cell, plain: Any) -> None:
     coordinator = await cell.whole()
     whole = plain(PROMPTS[0], 24)
@@ -193,75 +148,6 @@ async def test_the_target_s_own_stop_token_ends_the_answer(cell: Cell, plain: An
     assert each.tokens == whole[: whole.index(whole[7]) + 1]
     assert each.complete.finish_reason == generate_pb2.FINISH_REASON_STOP
     assert each.complete.matched_token_id == whole[7]
-
-
-async def test_a_cancelled_call_frees_both_pools(cell: Cell) -> None:
-    verifier, drafter = await cell.verifier(), await cell.drafter()
-    coordinator = await cell.coordinator([verifier], [drafter])
-    call = cell.stub(coordinator).Generate(request(PROMPTS[0], 400), timeout=30)
-    await call.read()
-    call.cancel()
-    await until(lambda: coordinator.admission.running == 0)
-    await until(lambda: verifier.engine.held.sequences == 0 and verifier.engine.held.pages_held == 0)
-    await until(lambda: drafter.engine.held.sequences == 0)
-
-
-async def test_a_deadline_is_kept_and_frees_both_pools(cell: Cell) -> None:
-    verifier = await cell.verifier()
-    coordinator = await cell.coordinator([verifier], [await cell.drafter()])
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await answer(cell.stub(coordinator), request(PROMPTS[0], 400), timeout=0.3)
-    assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await until(lambda: verifier.engine.held.sequences == 0)
-
-
-async def test_abort_ends_a_running_answer(cell: Cell) -> None:
-    coordinator = await cell.whole()
-    stub = cell.stub(coordinator)
-    message = request(PROMPTS[0], 400)
-    message.request_id = "mine"
-    running = asyncio.ensure_future(answer(stub, message))
-    await until(lambda: coordinator.admission.find("mine") is not None)
-    reply = await stub.Abort(generate_pb2.AbortRequest(request_ids=["mine", "nobody's"]), timeout=5)
-    assert list(reply.aborted) == ["mine"]
-    assert (await running).complete.finish_reason == generate_pb2.FINISH_REASON_ABORT
-
-
-@pytest.mark.parametrize(
-    ("message", "code", "field"),
-    [
-        (request((5,), temperature=-1.0), grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.temperature"),
-        (request((5, 128)), grpc.StatusCode.INVALID_ARGUMENT, "tokenized.input_ids"),
-        (request((5,), tokens=600), grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.max_tokens"),
-        (request((5,), min_p=1.5), grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.min_p"),
-        (request((5,), logit_bias={128: 1.0}), grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.logit_bias"),
-        (request((5,), policy="fastest"), grpc.StatusCode.INVALID_ARGUMENT, "speculation.policy"),
-    ],
-)
-async def test_a_bad_request_is_answered_with_its_field(cell: Cell, message: Any, code: Any, field: str) -> None:
-    coordinator = await cell.coordinator([await cell.verifier()])
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await answer(cell.stub(coordinator), message)
-    assert failed.value.code() is code
-    assert dict(failed.value.trailing_metadata())["bad-field"] == field
-
-
-async def test_without_a_verifier_the_cell_is_unavailable(cell: Cell) -> None:
-    coordinator = await cell.coordinator()
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await answer(cell.stub(coordinator), request((5,)))
-    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_a_full_queue_is_refused_with_a_hint(cell: Cell) -> None:
-    coordinator = await cell.coordinator([await cell.verifier()], max_running=1, max_queued=1)
-    stub = cell.stub(coordinator)
-    calls = [asyncio.ensure_future(answer(stub, request((5, 6), 200))) for _ in range(6)]
-    done = await asyncio.gather(*calls, return_exceptions=True)
-    refused = [each for each in done if isinstance(each, grpc.aio.AioRpcError)]
-    assert len(refused) == 4
-    assert {each.code() for each in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
-    assert all(int(dict(each.trailing_metadata())["retry-after-ms"]) > 0 for each in refused)
 
 
 async def test_a_drafter_that_leaves_and_one_that_comes_change_no_id(cell: Cell, plain: Any) -> None:
@@ -284,29 +170,6 @@ async def test_a_drafter_that_leaves_and_one_that_comes_change_no_id(cell: Cell,
     assert coordinator.metrics.value("spec_decode_num_draft_tokens_total") > before
     assert coordinator.metrics.value("prefills_total", reason="new") == 1
     assert coordinator.metrics.value("resends_total", reason="attached") == 1
-
-
-async def test_a_verifier_that_dies_is_replaced_and_no_id_changes(cell: Cell, plain: Any) -> None:
-    first, second = await cell.verifier(), await cell.verifier()
-    coordinator = await cell.coordinator([first, second], [await cell.drafter()])
-    stub = cell.stub(coordinator)
-    running = [asyncio.ensure_future(answer(stub, request(prompt, 120))) for prompt in PROMPTS]
-    await until(lambda: coordinator.metrics.value("rounds_total") > 20)
-    await first.stop(0.0)
-    answers = await asyncio.gather(*running)
-    assert [each.tokens for each in answers] == [plain(prompt, 120) for prompt in PROMPTS]
-    assert coordinator.metrics.value("prefills_total", reason="handover") >= 1
-
-
-async def test_when_the_last_verifier_stays_away_the_client_hears_the_offset(cell: Cell) -> None:
-    verifier = await cell.verifier()
-    coordinator = await cell.coordinator([verifier], verifier_wait_s=0.5)
-    running = asyncio.ensure_future(answer(cell.stub(coordinator), request(PROMPTS[0], 400)))
-    await until(lambda: coordinator.metrics.value("rounds_total") > 5)
-    await verifier.stop(0.0)
-    with pytest.raises(grpc.aio.AioRpcError, match="the answer stands at offset") as failed:
-        await running
-    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def with_another_projection(golden: Path, folder: Path) -> Path:
@@ -403,10 +266,3 @@ async def test_who_asks_again_while_it_drains_is_refused_in_words(cell: Cell) ->
     await coordinator.stop(20.0)
     refused = {(grpc.StatusCode.UNAVAILABLE, "the coordinator is draining; try another one")}
     assert set(await asyncio.gather(*asking)) == refused
-
-
-async def test_a_cell_without_drafters_decodes_plainly(cell: Cell, plain: Any) -> None:
-    coordinator = await cell.coordinator([await cell.verifier()])
-    each = await answer(cell.stub(coordinator), request(PROMPTS[2]))
-    assert each.tokens == plain(PROMPTS[2], 24)
-    assert each.complete.speculation.rounds == 23

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,8 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-
-from benchmarks import quick
 
 ROOT = Path(__file__).resolve().parents[3]
 # A benchmark with one foreign server, which starts a process of its own: both write down their ids.
@@ -48,19 +45,6 @@ def test_a_foreign_server_and_its_children_end_with_the_benchmark(number: signal
         time.sleep(0.05)
     assert not any(_runs(pid) for pid in pids)
     process.stdout.close()
-
-
-def test_a_row_that_gives_nothing_is_a_row_that_fails(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(quick, "ENTRIES", (quick.QuickProgram("3.9", "benchmarks.nothing_of_that_name", 1, 60),))
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        assert quick.main([]) == 1
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    row = json.loads(capfd.readouterr().out)
-    assert (row["row"], row["holds"]) == ("3.9", False)
 
 
 def _runs(pid: int) -> bool:
