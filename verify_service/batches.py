@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from dspark.types import Cursor, Refusal, RefusalReason, Verdict
-from verify_service.batch_runner import BatchRunner, PromptChunk
+from verify_service.batch_runner import BatchRunner, Prepared, PromptChunk
 from verify_service.config import VerifyConfig
 from verify_service.interface import Judged, Progress, PromptPrefill
 from verify_service.kv_cache_manager import KVCacheManager
-from verify_service.sequences import CachedSequence, VerifyItem, check_item, invalid, unknown
+from verify_service.sequences import CachedSequence, VerifyItem, check_item, failed, invalid, unknown
 from verify_service.under_way import Batch, UnderWay
 
 RIDE_ALONG = {"cpu": 64, "cuda": 512}  # prompt tokens in a round, where the configuration leaves it to the device
@@ -66,10 +66,10 @@ class Batches:
         began = time.perf_counter_ns()
         first = [each for each in self.line if each.owner == owner and each.sequence not in self._busy][:1]
         riders = self._riders(first, self._ride_along if short else self._config.prefill_chunk)
+        prepared, riders = self._prepare((), riders)
         if not riders:
             return None
-        batch = Batch((), self._step.prepare((), [chunk for _, chunk in riders]))
-        return self._under_way(UnderWay(self._step, (), {}, [batch], riders, began))
+        return self._under_way(UnderWay(self._step, (), {}, [Batch((), prepared)], riders, began))
 
     def take_news(self, owner: int) -> Progress | None:
         """The oldest of an owner's, once."""
@@ -120,11 +120,13 @@ class Batches:
         riders: list[tuple[PromptPrefill, PromptChunk]] = []
         batches: list[Batch] = []
         for indices in self._batches(given):
+            riding: list[tuple[PromptPrefill, PromptChunk]] = []
             if not batches:
                 waiting = [each for each in self.line if each.sequence not in self._busy]
-                riders = self._riders(waiting, self._ride_along)
-            riding = [] if batches else [chunk for _, chunk in riders]
-            batches.append(Batch(indices, self._step.prepare([given[index] for index in indices], riding)))
+                riding = self._riders(waiting, self._ride_along)
+            prepared, riding = self._prepare([given[index] for index in indices], riding)
+            riders += riding
+            batches.append(Batch(indices, prepared))
         return self._under_way(UnderWay(self._step, items, outcomes, batches, riders, began))
 
     def end(self, step: UnderWay) -> Judged:
@@ -215,6 +217,24 @@ class Batches:
             riders.append((prefill, PromptChunk(state, ids, prefill.wants_rows, behind)))
             budget -= len(ids)
         return riders
+
+    def _prepare(
+        self, items: Sequence[VerifyItem], riders: list[tuple[PromptPrefill, PromptChunk]]
+    ) -> tuple[Prepared, list[tuple[PromptPrefill, PromptChunk]]]:
+        """A pass, and the prompts that are in it. One that cannot be prepared goes no further and takes nobody along;
+        of several, those behind the first wait for a later pass. Raises what is no prompt's fault."""
+        try:
+            return self._step.prepare(items, [chunk for _, chunk in riders]), riders
+        except Exception as error:
+            if not riders:
+                raise
+            without = self._step.prepare(items, ())
+            if len(riders) > 1:
+                return self._prepare(items, riders[:1])
+            prefill = riders[0][0]
+            self._leave(prefill)
+            self._tell([Progress(prefill, None, 0, False, failed(prefill.sequence, error))])
+            return without, []
 
     def _leave(self, prefill: PromptPrefill) -> None:
         """It is done, or cannot go on."""

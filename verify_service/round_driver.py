@@ -238,11 +238,7 @@ class RoundDriver:
 
     def _run_chunk(self) -> bool:
         """Of a prompt, in a pass of its own; False where there is none that can go on."""
-        try:
-            step = self._prompts.begin_chunk(self._last_pass)
-        except Exception as error:  # it is tried again
-            log.error("chunk.not_begun", exc_info=error)
-            return False
+        step = self._prompts.begin_chunk(self._last_pass)
         if step is None:
             if news := list(self._prompts.collect()):  # of prompts that cannot
                 self.tell(lambda: self._told_of(news))

@@ -7,6 +7,7 @@ from tests.mutation.mutant import Mutant, harmless, in_file
 F = "tests/services/test_rounds_failing.py::test_"
 D = "tests/services/test_rounds_at_drafter.py::test_"
 S = "tests/services/test_rounds_served.py::test_"
+B = "tests/unit/verify_service/test_drafters.py::test_"
 P = "tests/unit/draft_service/test_drafting.py::test_"
 LIES = (f"{F}whatever_a_drafter_says_answers_are_the_targets",)
 MUTE = (f"{F}a_drafter_that_never_greets_and_one_that_never_answers",)
@@ -67,9 +68,25 @@ STREAMS: list[Mutant] = [
             "blocks are taken for an order that was not given",
             "        if order is None or order.drafter != drafter:\n            raise PeerError(",
             "        order = order or next(iter(self.orders.values()))\n        if 0:\n            raise PeerError(",
-            (
-                "tests/services/test_coordinator_wire.py::test_a_drafter_that_breaks_the_protocol_is_let_go_and_tried_again",
-            ),
+            (f"{B}blocks_for_an_order_that_was_not_given_are_nobodys",),
+        ),
+        (
+            "an order of another drafter's is answered",
+            "        if order is None or order.drafter != drafter:\n",
+            "        if order is None:\n",
+            (f"{B}blocks_for_an_order_that_was_not_given_are_nobodys",),
+        ),
+        (
+            "an order is answered twice",
+            "        if order.came:\n            raise PeerError(",
+            "        if 0:\n            raise PeerError(",
+            (f"{B}blocks_of_an_order_that_was_answered_are_nobodys",),
+        ),
+        (
+            "blocks of an earlier order take a later one's place",
+            " and held[0] < message.order:",
+            ":",
+            (f"{B}blocks_answer_the_order_that_they_name",),
         ),
         (
             "a drafter that never greets is waited for",

@@ -345,22 +345,16 @@ async def test_a_bug_at_one_prompt_refuses_that_one(pair: str, method: str) -> N
         await answered(v, conductor, [asked[0], asked[2]])
 
 
-async def test_a_chunk_that_fails_is_run_again(pair: str) -> None:
-    async with verifier(pair) as v, conducting(v, PLAN) as conductor:
-        inner, left = v.engine.begin_prefill, [1]
-
-        def begin_prefill(**more: Any) -> Any:
-            if left and left.pop():
-                raise RuntimeError("planted")
-            return inner(**more)
-
-        v.engine.begin_prefill = begin_prefill
-        await answered(v, conductor, [conductor.ask([5, 6], SAMPLED, 20)])
-        assert not left
-
-
 @pytest.mark.parametrize(
-    "bug", ["a pass was judged", "beside a pass", "behind a pass", "a prompt was run", "a stream of a drafter ends"]
+    "bug",
+    [
+        "a pass was judged",
+        "beside a pass",
+        "behind a pass",
+        "a prompt is begun",
+        "a prompt was run",
+        "a stream of a drafter ends",
+    ],
 )
 async def test_a_bug_beside_a_pass_ends_the_stream_and_frees_everything(
     pair: str, bug: str, monkeypatch: pytest.MonkeyPatch
@@ -381,6 +375,8 @@ async def test_a_bug_beside_a_pass_ends_the_stream_and_frees_everything(
                 inner(*args)
 
             monkeypatch.setattr(RoundDriver, "_after", after)
+        elif bug == "a prompt is begun":
+            monkeypatch.setattr(SyntheticVerifyEngine, "begin_prefill", planted)
         elif bug == "a prompt was run":
             monkeypatch.setattr(Prompts, "_ended", planted)
         answer = conductor.ask([5, 6], SAMPLED, LONG)

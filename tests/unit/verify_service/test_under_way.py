@@ -187,6 +187,83 @@ def test_a_pass_that_fails_is_tried_again_though_one_in_it_has_left(
     assert engine.open(Cursor(1, 2, 0, 2), GREEDY, 60, True, token_ids=[1, 2]) is None
 
 
+def line_up(engine: VerifyEngine, *sequences: int) -> None:
+    for sequence in sequences:
+        prompt = [sequence, *PROMPT]
+        assert engine.open(Cursor(sequence, 1, 0, len(prompt)), GREEDY, 60, True, token_ids=prompt) is None
+        engine.line_up(PromptPrefill(sequence, 1, prompt, wants_rows=False))
+
+
+def planted(engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch, *, prompt: int = 0, judged: int = 0) -> None:
+    """No pass can be prepared that has this prompt in it, or this sequence."""
+    inner = engine._step.prepare
+
+    def prepare(items: Any, chunks: Any) -> Any:
+        met = [chunk.state.sequence == prompt for chunk in chunks]
+        if any(met) or any(each.cursor.sequence == judged for each in items):
+            raise RuntimeError("planted")
+        return inner(items, chunks)
+
+    monkeypatch.setattr(engine._step, "prepare", prepare)
+
+
+@pytest.mark.parametrize("bad", [7, 8])
+def test_a_prompt_that_cannot_be_prepared_is_refused_and_takes_nobody_along(
+    config: VerifyConfig, bad: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First or second in line, riding with two that decode."""
+    engine = VerifyEngine.load(config)
+    said = {sequence: take_in(engine, sequence) for sequence in (1, 2)}
+    line_up(engine, 7, 8)
+    planted(engine, monkeypatch, prompt=bad)
+    told = []
+    for _ in range(3):
+        step = engine.begin([item(sequence, said[sequence]) for sequence in said])
+        run(step)
+        for sequence, outcome in zip(said, engine.end(step).outcomes, strict=True):
+            assert isinstance(outcome, Verdict)
+            said[sequence].append(outcome.next_token)
+        while (news := engine.take_news()) is not None:
+            told.append(news)
+    problems = {each.prefill.sequence: each.problem for each in told if each.done or each.problem is not None}
+    assert problems[15 - bad] is None
+    refused = problems[bad]
+    assert refused is not None
+    assert refused.reason is RefusalReason.INTERNAL
+    assert isinstance(engine.first_token(15 - bad), int)
+    assert engine.prefill_next() is None, "nobody is in line"
+
+
+def test_so_is_one_alone_and_the_next_one_goes_on(config: VerifyConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = VerifyEngine.load(config)
+    line_up(engine, 7, 8)
+    planted(engine, monkeypatch, prompt=7)
+    assert engine.begin_prefill() is None
+    news = engine.take_news()
+    assert news is not None
+    assert news.problem is not None
+    assert news.problem.reason is RefusalReason.INTERNAL
+    step = engine.begin_prefill()
+    assert step is not None
+    run(step)
+    engine.end(step)
+    assert isinstance(engine.first_token(8), int)
+
+
+def test_a_prompt_is_not_to_blame_for_whom_it_rides_with(
+    config: VerifyConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = VerifyEngine.load(config)
+    said = take_in(engine, 1)
+    line_up(engine, 7)
+    planted(engine, monkeypatch, judged=1)
+    with pytest.raises(RuntimeError):
+        engine.begin([item(1, said)])
+    assert engine.take_news() is None
+    assert engine.prefill_next() is not None
+    assert isinstance(engine.first_token(7), int)
+
+
 def test_a_session_that_ends_in_the_middle_of_a_pass_leaves_nothing(engine: Any) -> None:
     step = engine.begin([item(1, take_in(engine, 1))])
     assert engine.release_owner(0) == 1

@@ -1,0 +1,153 @@
+"""What a verifier takes of a drafter's blocks: the answer to an order of its own to that drafter, once."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from dspark.rounds.control import Admission, DrafterAt
+from dspark.rounds.events import Admit, BlocksCame, DrafterLost, OrderRow, SendOrder, Told
+from dspark.runtime.telemetry import Metrics
+from dspark.synthetic.spec import read_spec
+from dspark.types import Cursor, Rule, SamplingParams
+from dspark.wire.v1 import draft_pb2, draft_pb2_grpc
+from verify_service.config import VerifyConfig
+from verify_service.drafters import Drafters
+from verify_service.interface import PromptPrefill
+from verify_service.synthetic import SyntheticVerifyEngine
+
+SPEC = {
+    "verify": {"tokens": [1], "ms": [0.01]},
+    "draft": {"sequences": [1], "ms": [0.01]},
+    "domains": {"only": {"accept": [0.9]}},
+    "vocabulary": 500,
+}
+PROMPT = [5, 6, 7]
+LAW = SamplingParams(temperature=1.0, seed=3, rule=Rule.TOKEN)
+
+
+class Drafter(draft_pb2_grpc.DraftServicer):
+    """Greets, opens every context, and says of orders what the test has it say."""
+
+    def __init__(self) -> None:
+        self.said: queue.SimpleQueue[draft_pb2.Blocks | None] = queue.SimpleQueue()
+        self._server = grpc.server(ThreadPoolExecutor(4))
+        draft_pb2_grpc.add_DraftServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def Rounds(self, request_iterator: Any, context: Any) -> Iterator[draft_pb2.RoundsEvent]:
+        welcome = draft_pb2.RoundsWelcome(incarnation=77, drafter_version="of the test")
+        yield draft_pb2.RoundsEvent(welcome=welcome)
+        while (blocks := self.said.get()) is not None:
+            yield draft_pb2.RoundsEvent(blocks=blocks)
+
+    def stop(self) -> None:
+        self.said.put(None)
+        self._server.stop(0)
+
+
+class Verifier:
+    """One sequence, decoded by the drafters 1 and 2."""
+
+    def __init__(self, *drafters: Drafter) -> None:
+        engine = SyntheticVerifyEngine(read_spec(SPEC), VerifyConfig())
+        assert engine.open(Cursor(1, 0, 0, len(PROMPT)), LAW, 100, True, token_ids=PROMPT) is None
+        engine.line_up(PromptPrefill(1, 0, PROMPT, False, 0))
+        assert engine.prefill_next() is not None
+        self.anchor = engine.first_token(1)
+        self.came: queue.SimpleQueue[Callable[[], Iterable[Told]]] = queue.SimpleQueue()
+        self.admitted = {1: Admission(Admit(1, 0, len(PROMPT), 50), PROMPT, LAW, 100, True)}
+        feeds: Any = SimpleNamespace(opened=lambda *_: None, forget=lambda _: None)  # rows are no matter of this file
+        security: Any = SimpleNamespace(token=None, tls=None)
+        self.metrics = Metrics()
+        self.drafters = Drafters(
+            engine, feeds, security, 1, self.metrics, self.admitted, self.came.put, lambda _: None
+        )
+        for number, drafter in enumerate(drafters, 1):
+            self.drafters.told_of(DrafterAt(number, drafter.endpoint, 77))
+            assert self.drafters.open(number, 1, 0) == []
+
+    def order(self, number: int, drafter: int) -> None:
+        asked = SendOrder(number, drafter, [OrderRow(1, 0, 0, len(PROMPT) + 1, int(self.anchor), 4, len(PROMPT))])
+        assert self.drafters.order(asked) == []
+
+    def next(self) -> Told:
+        """What the loop is told next."""
+        while True:
+            for told in self.came.get(timeout=20)():
+                return told
+
+
+def blocks(order: int) -> draft_pb2.Blocks:
+    """One slot of token 1."""
+    return draft_pb2.Blocks(
+        order=order,
+        lengths=[1],
+        token_ids=[1],
+        confidence=[0.5],
+        q_entries=[2],
+        q_ids=np.array([1, 2], "<u4").tobytes(),
+        q_probs=np.array([0.5, 0.5], "<f4").tobytes(),
+        empty_reasons=[0],
+        watermarks=[len(PROMPT)],
+        forward_ns=1000,
+    )
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Drafter, Drafter]]:
+    both = Drafter(), Drafter()
+    yield both
+    for each in both:
+        each.stop()
+
+
+def test_blocks_answer_the_order_that_they_name(pair: tuple[Drafter, Drafter]) -> None:
+    verifier = Verifier(*pair)
+    verifier.order(3, 1)
+    verifier.order(4, 2)
+    pair[1].said.put(blocks(4))
+    told = verifier.next()
+    assert isinstance(told, BlocksCame)
+    assert told.order == 4
+    assert verifier.drafters.blocks[1][0] == 4
+    pair[0].said.put(blocks(3))
+    told = verifier.next()
+    assert isinstance(told, BlocksCame)
+    assert told.order == 3
+    assert verifier.drafters.blocks[1][0] == 4, "what was asked for later stays"
+
+
+@pytest.mark.parametrize("order", [0, 5, 4], ids=["of nobody", "not given yet", "given to somebody else"])
+def test_blocks_for_an_order_that_was_not_given_are_nobodys(pair: tuple[Drafter, Drafter], order: int) -> None:
+    verifier = Verifier(*pair)
+    verifier.order(3, 1)
+    verifier.order(4, 2)
+    pair[0].said.put(blocks(order))
+    told = verifier.next()
+    assert isinstance(told, DrafterLost)
+    assert told.drafter == 1
+    assert f"blocks.order: {order} was not asked" in told.why
+    assert verifier.drafters.blocks == {}
+    assert verifier.metrics.value("dropped_total", kind="block", reason="malformed") == 1
+    pair[1].said.put(blocks(4))  # the other one is asked and answers as before
+    assert isinstance(verifier.next(), BlocksCame)
+
+
+def test_blocks_of_an_order_that_was_answered_are_nobodys(pair: tuple[Drafter, Drafter]) -> None:
+    verifier = Verifier(*pair)
+    verifier.order(3, 1)
+    pair[0].said.put(blocks(3))
+    assert isinstance(verifier.next(), BlocksCame)
+    pair[0].said.put(blocks(3))
+    told = verifier.next()
+    assert isinstance(told, DrafterLost)
+    assert "was answered" in told.why
