@@ -105,7 +105,7 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
             reading.cancel()
 
     async def _read_all(self, chunks: AsyncIterator[Read[features_pb2.FeatureChunk]], taken: _Taken) -> None:
-        async for chunk, too_large in chunks:
+        async for chunk, too_large, _ in chunks:
             self._take(chunk, too_large, taken)
 
     def _take(self, chunk: features_pb2.FeatureChunk, too_large: InvalidRequest | None, taken: _Taken) -> None:

@@ -21,7 +21,8 @@ from draft_service.drafting import Drafted, Drafting
 from draft_service.interface import DraftEnginePort, DraftItem
 from draft_service.interface import Rows as RowRun
 from draft_service.keys import ContextKeys
-from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
+from dspark.errors import InvalidRequest, PeerError, Unavailable
+from dspark.runtime.backlog import Backlog
 from dspark.runtime.channel import MAX_MESSAGE
 from dspark.runtime.wire_limits import KIB, MIB, Bounds, Read
 from dspark.runtime.worker import Worker, new_owner
@@ -54,7 +55,6 @@ BOUNDS = Bounds(
 )
 LEAST_LEASE_S = 30.0  # a verifier with nothing else to say lists its contexts every ten seconds
 MAX_OPEN_ORDERS = 64  # of one stream; a verifier has one or two
-MAX_WAITING = 4096  # messages that the device thread has not looked at
 
 
 class _Arriving:
@@ -104,7 +104,8 @@ class Rounds:
         self._worker, self._engine, self._metrics = worker, worker.engine, worker.metrics
         self._drafting, self._keys, self._post, self._say, self._failed = drafting, keys, post, say, failed
         self._owner = new_owner()
-        self._inbox: deque[draft_pb2.RoundsCommand] = deque()
+        self._inbox: deque[tuple[draft_pb2.RoundsCommand, int]] = deque()  # and their bytes
+        self._backlog = Backlog()
         self._posted = self._over = False
         self._heard_at = time.monotonic()
         self._verifier: int | None = None
@@ -120,12 +121,11 @@ class Rounds:
     def hear(self, read: Read[draft_pb2.RoundsCommand]) -> None:
         """The next command. Raises what is wrong with it, as far as its size says so."""
         self._heard_at = time.monotonic()
-        command, too_large = read
+        command, too_large, size = read
         if too_large is not None:
             raise too_large
-        if len(self._inbox) >= MAX_WAITING:
-            raise Overloaded(f"{MAX_WAITING} messages wait for the device", retry_after_s=1.0)
-        self._inbox.append(command)
+        self._backlog.read(size)
+        self._inbox.append((command, size))
         if not self._posted:
             self._posted = True
             self._post(self._turn)
@@ -168,7 +168,9 @@ class Rounds:
         self._posted = False
         try:
             while self._inbox and not self._over:
-                self._take(self._inbox.popleft())
+                command, size = self._inbox.popleft()
+                self._backlog.seen(size)
+                self._take(command)
         except PeerError as error:
             field, _, problem = str(error).partition(": ")
             self._end(InvalidRequest(field, problem))

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from dspark.types import Cursor, Refusal, RefusalReason, Verdict
-from verify_service.batch_runner import BatchRunner, Prepared, PromptChunk
+from verify_service.batch_runner import BatchRunner, PreparedBatch, PromptChunk
 from verify_service.config import VerifyConfig
 from verify_service.interface import Judged, Progress, PromptPrefill
 from verify_service.kv_cache_manager import KVCacheManager
@@ -77,8 +77,9 @@ class Batches:
         return news.popleft() if news else None
 
     def forget(self, owner: int) -> None:
-        """It takes no more news."""
+        """It takes no more news, and its prompts go no further: their numbers are anybody's now."""
         self._news.pop(owner, None)
+        self.line = deque(each for each in self.line if each.owner != owner)
 
     def _tell(self, news: Sequence[Progress]) -> None:
         for each in news:
@@ -220,7 +221,7 @@ class Batches:
 
     def _prepare(
         self, items: Sequence[VerifyItem], riders: list[tuple[PromptPrefill, PromptChunk]]
-    ) -> tuple[Prepared, list[tuple[PromptPrefill, PromptChunk]]]:
+    ) -> tuple[PreparedBatch, list[tuple[PromptPrefill, PromptChunk]]]:
         """A pass, and the prompts that are in it. One that cannot be prepared goes no further and takes nobody along;
         of several, those behind the first wait for a later pass. Raises what is no prompt's fault."""
         try:

@@ -11,11 +11,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from functools import partial
 
 import structlog
 
-from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
+from dspark.errors import InvalidRequest, PeerError, Unavailable
 from dspark.rounds.control import Draining, Up
+from dspark.runtime.backlog import Backlog
 from dspark.runtime.outbox import Outbox
 from dspark.runtime.wire_limits import Read
 from dspark.runtime.worker import Worker, new_owner
@@ -28,8 +30,6 @@ from verify_service.round_driver import RoundDriver
 
 log = structlog.get_logger("dspark.rounds")
 
-MAX_WAITING = 4096  # messages that the device thread has not looked at
-
 
 class ControlStream:
     """One stream. Lives on the event loop."""
@@ -39,6 +39,7 @@ class ControlStream:
         self._outbox: Outbox[verify_pb2.ControlUp] = Outbox(worker.metrics)
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._driver = RoundDriver(worker, push, new_owner(), self._say, self._fail)
+        self._backlog = Backlog()
         self._heard_at = time.monotonic()
 
     async def run(
@@ -78,7 +79,7 @@ class ControlStream:
         self._say([Draining(self._worker.draining.left_ms * 1e-3)])
 
     async def _read(self, requests: AsyncIterator[Read[verify_pb2.ControlDown]]) -> None:
-        async for message, too_large in requests:
+        async for message, too_large, size in requests:
             self._heard_at = time.monotonic()
             if too_large is not None:
                 raise too_large
@@ -89,10 +90,9 @@ class ControlStream:
             except PeerError as error:
                 field, _, problem = str(error).partition(": ")
                 raise InvalidRequest(field, problem) from None
-            if self._driver.waiting >= MAX_WAITING:
-                raise Overloaded(f"{MAX_WAITING} messages wait for the device", retry_after_s=1.0)
             if told:
-                self._driver.hear(told)
+                self._backlog.read(size)
+                self._driver.hear(told, partial(self._backlog.seen, size))
 
     async def _watch(self, lease_s: float) -> None:
         while (left := self._heard_at + lease_s - time.monotonic()) > 0:  # noqa: ASYNC110 - every message puts the end off

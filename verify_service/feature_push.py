@@ -18,6 +18,7 @@ from typing import Protocol
 import grpc
 import structlog
 
+from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import WORKER_WATCH_MS, auth_metadata, open_channel
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.tls import Tls
@@ -199,7 +200,7 @@ class _Link:
         acknowledged = 0
         try:
             await queue.first()  # no stream before there is something to send
-            async for ack in stub.Push(chunks(), metadata=self._metadata, wait_for_ready=False):
+            async for ack in ending_as_told(stub.Push(chunks(), metadata=self._metadata, wait_for_ready=False)):
                 while travelling and acknowledged < ack.chunks:
                     travelling.popleft()
                     acknowledged += 1

@@ -132,19 +132,14 @@ class RoundDriver:
 
     # From any thread.
 
-    @property
-    def waiting(self) -> int:
-        """What came and was not looked at yet."""
-        return len(self._inbox)
-
     def tell(self, came: Came) -> None:
         """To be looked at in the next turn."""
         self._inbox.append(came)
         self._wake()
 
-    def hear(self, told: Sequence[Down | Refused]) -> None:
-        """From the coordinator."""
-        self.tell(lambda: self._heard(told))
+    def hear(self, told: Sequence[Down | Refused], seen: Callable[[], None]) -> None:
+        """From the coordinator. seen: called when it is looked at, on the device thread."""
+        self.tell(lambda: self._heard(told, seen))
 
     def _wake(self) -> None:
         if not self._posted:
@@ -304,7 +299,8 @@ class RoundDriver:
 
     # What came.
 
-    def _heard(self, told: Sequence[Down | Refused]) -> Iterable[Told | Plan]:
+    def _heard(self, told: Sequence[Down | Refused], seen: Callable[[], None]) -> Iterable[Told | Plan]:
+        seen()
         for each in told:
             if isinstance(each, Admission):
                 admit = each.admit

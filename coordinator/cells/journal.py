@@ -126,14 +126,13 @@ class Journal:
         self._commits.append(_Commit(entry.number, index, epoch, (), ()))
         self._dirty = True
 
-    def committed(self, entry: Entry, piece: CommittedTokens, epoch: int) -> None:
-        """Notes what was committed; `write` makes it last."""
+    def committed(self, entry: Entry, piece: CommittedTokens) -> None:
+        """Notes what was committed, under an epoch that `begins` noted; `write` makes it last."""
         said = entry.answers[piece.index]
         if piece.tokens:
             said.tokens += piece.tokens
             said.logprobs += piece.logprobs
-            said.epoch = max(said.epoch, epoch)
-            self._commits.append(_Commit(entry.number, piece.index, epoch, piece.tokens, piece.logprobs))
+            self._commits.append(_Commit(entry.number, piece.index, said.epoch, piece.tokens, piece.logprobs))
             self._dirty = True
         if piece.end is not None:
             self.ended(entry, piece.index, piece.end)

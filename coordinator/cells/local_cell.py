@@ -130,7 +130,7 @@ class LocalCell:
                 kept.given_up()
             raise
         if kept is not None:
-            kept.begun(tracks)
+            kept.begun(len(tracks))
 
     def _take_over(self, request_id: str) -> None:
         """Whoever reads its answers now, the client that resumes them comes first."""

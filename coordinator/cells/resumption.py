@@ -7,14 +7,13 @@ can also be computed anew, and needs no journal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.answers.answer import CommittedTokens, End, Reason
 from coordinator.answers.output_queue import OutputSink
 from coordinator.cells.cell import SubmitRequest
 from coordinator.cells.journal import Entry, Journal, Said, digest
-from coordinator.lanes.request_state import RequestState
 from coordinator.requests.request import Request
 from dspark.errors import InvalidRequest
 from dspark.types import Rule
@@ -60,11 +59,10 @@ class Journaled:
     def __init__(self, journal: Journal, entry: Entry, to: OutputSink) -> None:
         self._journal, self._entry, self._to = journal, entry, to
         self._open = 0
-        self._tracks: Mapping[int, RequestState] = {}
 
-    def begun(self, tracks: Mapping[int, RequestState]) -> None:
-        """These answers, by index, are worked on."""
-        self._tracks, self._open = tracks, len(tracks)
+    def begun(self, answers: int) -> None:
+        """So many are worked on."""
+        self._open = answers
         self._settle()
 
     def given_up(self) -> None:
@@ -72,7 +70,7 @@ class Journaled:
         self._settle()
 
     def push(self, piece: CommittedTokens) -> None:
-        self._journal.committed(self._entry, piece, self._tracks[piece.index].sequence.epoch)
+        self._journal.committed(self._entry, piece)
         self._to.push(piece)
 
     def close(self, error: Exception | None = None) -> None:

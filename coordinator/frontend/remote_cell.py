@@ -19,6 +19,7 @@ from coordinator.cells.cell import CellTerms, SubmitRequest
 from coordinator.clock import Clock
 from coordinator.frontend.link import CoordinatorConnection, RemoteHandle
 from dspark.errors import DsparkError, Overloaded, PeerError, Unavailable
+from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import FRONT_WATCH_MS, auth_metadata, open_channel
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.tls import Tls
@@ -130,7 +131,7 @@ class RemoteCell:
         channel = open_channel(self._endpoint, tls=self._tls, watch_ms=FRONT_WATCH_MS)
         try:
             stub = frontend_pb2_grpc.CellStub(channel)  # type: ignore[no-untyped-call]
-            async for batch in stub.Attach(link, metadata=auth_metadata(self._token)):
+            async for batch in ending_as_told(stub.Attach(link, metadata=auth_metadata(self._token))):
                 heard, self._link = True, link
                 self._metrics.cell_batches.labels(direction="in").inc()
                 if batch.HasField("terms"):

@@ -16,6 +16,7 @@ import structlog
 from dspark.errors import PeerError
 from dspark.rounds.control import Admission, Down, Listener, PassReport
 from dspark.rounds.events import How, Release, Released
+from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import auth_metadata
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.control_down import write_down
@@ -50,7 +51,7 @@ class ControlClient:
         self._scored: dict[tuple[int, int], tuple[int, int]] = {}  # prompts to be scored: tokens, likeliest ones
         self._why_lost: str | None = None
         stub = verify_pb2_grpc.VerifyStub(channel)  # type: ignore[no-untyped-call]
-        self._call = stub.Control(self._messages(), metadata=auth_metadata(token))
+        self._call = ending_as_told(stub.Control(self._messages(), metadata=auth_metadata(token)))
         self._listening = asyncio.get_running_loop().create_task(self._listen())
 
     def listen(self, listener: Listener) -> None:

@@ -97,6 +97,7 @@ class Read(NamedTuple, Generic[M]):
 
     message: M
     too_large: InvalidRequest | None
+    size: int  # bytes, as it came
 
 
 def reading(parse: Callable[[bytes], M], bounds: Bounds) -> Callable[[bytes], Read[M]]:
@@ -104,7 +105,7 @@ def reading(parse: Callable[[bytes], M], bounds: Bounds) -> Callable[[bytes], Re
 
     def read(data: bytes) -> Read[M]:
         kept, too_large = trimmed(data, bounds)
-        return Read(parse(kept), too_large)
+        return Read(parse(kept), too_large, len(data))
 
     return read
 

@@ -13,8 +13,20 @@ JOURNALS = [
         "coordinator/cells/journal.py",
         (
             "a journal forgets the epoch of what goes on",
-            "            said.epoch = max(said.epoch, epoch)\n            self._commits",
-            "            self._commits",
+            "        said.epoch = max(said.epoch, epoch)\n        self._commits",
+            "        self._commits",
+            (*JOURNAL, *RESUME),
+        ),
+        (
+            "the epoch that began last counts, be it a lower one",
+            "        said.epoch = max(said.epoch, epoch)\n",
+            "        said.epoch = epoch\n",
+            JOURNAL,
+        ),
+        (
+            "an epoch that began is not written before its first commit",
+            "self._commits.append(_Commit(entry.number, index, epoch, (), ()))\n        self._dirty = True",
+            "self._dirty = True",
             (*JOURNAL, *RESUME),
         ),
         (
@@ -127,8 +139,8 @@ JOURNALS = [
         ),
         (
             "a journal loses a commit",
-            "_Commit(entry.number, piece.index, epoch, piece.tokens, piece.logprobs)",
-            "_Commit(entry.number, piece.index, epoch, (), ())",
+            "_Commit(entry.number, piece.index, said.epoch, piece.tokens, piece.logprobs)",
+            "_Commit(entry.number, piece.index, said.epoch, (), ())",
             JOURNAL,
         ),
     ),
@@ -177,21 +189,9 @@ JOURNALS = [
             RESUME,
         ),
         (
-            "commits are noted under epoch 0",
-            "self._tracks[piece.index].sequence.epoch)",
-            "0)",
-            RESUME,
-        ),
-        (
             "log-probabilities are not told again",
             "index, tuple(said.logprobs))",
             "index, ())",
-            RESUME,
-        ),
-        (
-            "commits of all answers are noted under the first one's epoch",
-            "self._tracks[piece.index].sequence.epoch)",
-            "next(iter(self._tracks.values())).sequence.epoch)",
             RESUME,
         ),
     ),

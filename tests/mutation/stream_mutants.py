@@ -8,6 +8,7 @@ F = "tests/services/test_rounds_failing.py::test_"
 D = "tests/services/test_rounds_at_drafter.py::test_"
 S = "tests/services/test_rounds_served.py::test_"
 B = "tests/unit/verify_service/test_drafters.py::test_"
+U = "tests/unit/verify_service/test_under_way.py::test_"
 P = "tests/unit/draft_service/test_drafting.py::test_"
 LIES = (f"{F}whatever_a_drafter_says_answers_are_the_targets",)
 MUTE = (f"{F}a_drafter_that_never_greets_and_one_that_never_answers",)
@@ -117,6 +118,27 @@ STREAMS: list[Mutant] = [
             "RowSpan(each.sequence, each.epoch, each.first_row, each.committed_len - 1)",
             "RowSpan(each.sequence, each.epoch, each.first_row, each.committed_len - 2)",
             ANSWERS,
+        ),
+    ),
+    *in_file(
+        "verify_service/batches.py",
+        (
+            "prompts stay in line when their session has ended",
+            "self.line = deque(each for each in self.line if each.owner != owner)",
+            "pass",
+            (f"{U}prompts_in_line_go_with_their_session_and_their_numbers_are_free",),
+        ),
+        (
+            "a prompt is refused for whom it rides with",
+            "            without = self._step.prepare(items, ())\n",
+            "            without = self._step.prepare((), ())\n",
+            (f"{U}a_prompt_is_not_to_blame_for_whom_it_rides_with",),
+        ),
+        (
+            "a prompt that cannot be prepared takes those behind it along",
+            "            if len(riders) > 1:\n                return self._prepare(items, riders[:1])\n",
+            "",
+            (f"{U}a_prompt_that_cannot_be_prepared_is_refused_and_takes_nobody_along",),
         ),
     ),
     *in_file(

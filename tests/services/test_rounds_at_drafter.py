@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,8 @@ from draft_service import rounds
 from draft_service.config import DraftConfig
 from draft_service.keys import ContextKeys
 from dspark.rounds.events import OrderRow
-from dspark.runtime import blocking_server
+from dspark.runtime import backlog, blocking_server
+from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import open_channel
 from dspark.runtime.identity import write_token
 from dspark.synthetic.law import SyntheticLaw
@@ -87,7 +89,7 @@ class RoundsCall:
         port = await port_of_rounds(self._process)
         assert bool(port) is (self._process.engine.config.rounds_port is not None)
         self._own = open_channel(f"127.0.0.1:{port}") if port else self.channel
-        self.call = draft_pb2_grpc.DraftStub(self._own).Rounds()
+        self.call = ending_as_told(draft_pb2_grpc.DraftStub(self._own).Rounds())
         await self.tell(hello=self._hello)
         return self
 
@@ -368,6 +370,26 @@ async def test_rows_that_never_come_and_orders_out_of_turn_end_the_stream(drafte
         await call.order(2, row(1, 10))
         await call.call.write(written(2, row(1, 12, have=9))[0])
         assert (await call.refused())[1].startswith("order.order")
+
+
+async def test_a_verifier_that_says_more_than_is_heard_loses_its_stream(
+    drafter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its bytes, long before its messages are too many."""
+    monkeypatch.setattr(backlog, "BYTES", 1 << 20)
+    go_on = threading.Event()
+    async with RoundsCall(drafter) as call:
+        await call.hear()
+        drafter.worker.device.post(lambda: go_on.wait(20), asyncio.get_running_loop())
+        refs = [types_pb2.SequenceRef(sequence=1 << 60, epoch=1 << 30)] * 1000  # 17 bytes each, or more
+        try:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                for _ in range(100):
+                    await call.tell(keep=draft_pb2.KeepContexts(sequences=refs))
+            code, _ = await call.refused()
+        finally:
+            go_on.set()
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_a_drafter_that_leaves_says_so_and_opens_nobody(drafter: Any) -> None:

@@ -20,9 +20,12 @@ from workers import until
 
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
+from dspark.errors import Overloaded
 from dspark.rounds.control import Admission, DrafterAt, Use
 from dspark.rounds.events import Acknowledged, Admit, Why
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan
+from dspark.runtime import backlog
+from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import open_channel
 from dspark.runtime.identity import write_token
 from dspark.synthetic.law import SyntheticLaw
@@ -454,7 +457,7 @@ class Raw:
     def __init__(self, process: Any) -> None:
         self._channel = open_channel(process.endpoint)
         self._incarnation = process.incarnation
-        self.call = verify_pb2_grpc.VerifyStub(self._channel).Control()
+        self.call = ending_as_told(verify_pb2_grpc.VerifyStub(self._channel).Control())
 
     async def tell(self, *orders: Any, incarnation: int = 0) -> None:
         await self.call.write(write_down(incarnation or self._incarnation, orders))
@@ -496,6 +499,34 @@ async def test_a_coordinator_that_talks_nonsense_loses_its_stream_and_nobody_els
         assert (code, why.split(":")[0]) == (grpc.StatusCode.INVALID_ARGUMENT, field)
         await until(lambda: v.engine.held.sequences <= 1)
         await answered(v, conductor, [other])
+
+
+async def test_a_coordinator_that_says_more_than_is_heard_loses_its_stream(
+    pair: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its bytes, long before its messages are too many."""
+    monkeypatch.setattr(backlog, "BYTES", 1 << 20)
+    async with verifier(pair) as v:
+        raw, go_on, inner = Raw(v), threading.Event(), backlog.Backlog.read
+
+        def read(self: backlog.Backlog, size: int) -> None:
+            try:
+                inner(self, size)
+            except Overloaded:
+                go_on.set()
+                raise
+
+        monkeypatch.setattr(backlog.Backlog, "read", read)
+        v.worker.device.post(lambda: go_on.wait(20), asyncio.get_running_loop())
+        large = Admission(Admit(1, 0, 1 << 14, 10), [1] * (1 << 14), SAMPLED, 1 << 15, False)  # a byte a token
+        try:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                for _ in range(100):
+                    await raw.tell(large)
+            code, _ = await raw.ended()
+        finally:
+            go_on.set()
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_orders_for_another_process_end_the_stream(pair: str) -> None:

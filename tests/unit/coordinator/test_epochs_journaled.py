@@ -45,7 +45,7 @@ def test_an_epoch_without_a_commit_is_known_after_a_crash(tmp_path: Path, epoch:
 def test_it_outlives_a_second_crash_and_commits_of_lower_ones(tmp_path: Path) -> None:
     journal = _journal(tmp_path)
     entry = journal.open(_request())
-    journal.committed(entry, CommittedTokens((4, 5), None), 0)
+    journal.committed(entry, CommittedTokens((4, 5), None))
     journal.begins(entry, 0, 3)
     journal.begins(entry, 1, 2)
     journal.close()

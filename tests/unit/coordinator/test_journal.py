@@ -41,13 +41,12 @@ def test_what_was_written_is_there_when_the_process_is_not(tmp_path: Path) -> No
     first = on_disk(tmp_path)
     entry = first.open(request(choices=2))
     told = (ScoredToken(-0.5, (1, 2), (-0.5, -1.0)),) * 2
-    first.committed(entry, CommittedTokens((1, 2), None, 0, told), epoch=0)
-    first.committed(entry, CommittedTokens((9,), End(Reason.STOP, token_id=9), 1), epoch=0)
-    first.committed(entry, CommittedTokens((3,), None, 0, told[:1]), epoch=3)
+    first.committed(entry, CommittedTokens((1, 2), None, 0, told))
+    first.committed(entry, CommittedTokens((9,), End(Reason.STOP, token_id=9), 1))
+    first.begins(entry, 0, 3)
+    first.committed(entry, CommittedTokens((3,), None, 0, told[:1]))
     first.write()
-    first.committed(
-        entry, CommittedTokens((4,), None, 0, told[:1]), epoch=3
-    )  # noted, never shown: the process dies here
+    first.committed(entry, CommittedTokens((4,), None, 0, told[:1]))  # noted, never shown: the process dies here
     first._file._lock = _abandon(first._file)
     second = on_disk(tmp_path)
     found = second.find("r")
@@ -73,13 +72,14 @@ def _abandon(file: JournalFile | None) -> int:
 def test_a_resumed_request_is_kept_whole_and_once(tmp_path: Path) -> None:
     first = on_disk(tmp_path)
     entry = first.open(request())
-    first.committed(entry, CommittedTokens((1, 2), None), epoch=0)
+    first.committed(entry, CommittedTokens((1, 2), None))
     first.close()
     second = on_disk(tmp_path)
     again = second.open(request(), second.find("r"))
-    second.committed(again, CommittedTokens((3,), None), epoch=1)
+    second.begins(again, 0, 1)
+    second.committed(again, CommittedTokens((3,), None))
     second.write()
-    second.committed(again, CommittedTokens((4,), End(Reason.LENGTH)), epoch=1)
+    second.committed(again, CommittedTokens((4,), End(Reason.LENGTH)))
     second.close()
     third = on_disk(tmp_path)
     (said,) = third.find("r").answers  # type: ignore[union-attr]
@@ -91,9 +91,9 @@ def test_a_resumed_request_is_kept_whole_and_once(tmp_path: Path) -> None:
 def test_a_damaged_tail_costs_the_tail_alone(tmp_path: Path, damage: str) -> None:
     journal = on_disk(tmp_path)
     entry = journal.open(request())
-    journal.committed(entry, CommittedTokens((1, 2), None), epoch=0)
+    journal.committed(entry, CommittedTokens((1, 2), None))
     journal.write()
-    journal.committed(entry, CommittedTokens((3,), None), epoch=0)
+    journal.committed(entry, CommittedTokens((3,), None))
     journal.write()
     journal.close()
     (path,) = tmp_path.glob("journal-*.log")
@@ -118,8 +118,8 @@ def test_the_folder_stays_bounded_and_nothing_that_runs_is_lost(tmp_path: Path) 
     for number in range(400):
         clock.now += 1.0
         entry = journal.open(request(f"r{number}"))
-        journal.committed(lasting, CommittedTokens((number,), None), epoch=0)
-        journal.committed(entry, CommittedTokens(tuple(range(20)), End(Reason.LENGTH)), epoch=0)
+        journal.committed(lasting, CommittedTokens((number,), None))
+        journal.committed(entry, CommittedTokens(tuple(range(20)), End(Reason.LENGTH)))
         journal.left(entry)
         journal.write()
         assert sum(path.stat().st_size for path in tmp_path.glob("journal-*")) < 3 * 4096
@@ -136,22 +136,25 @@ def test_the_folder_stays_bounded_and_nothing_that_runs_is_lost(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("segment", "keep_s"), [(1 << 20, 1e3), (2048, 5.0)], ids=["appended", "begun again"])
-def test_the_highest_epoch_that_committed_and_what_ended_outlive_every_process(
+def test_the_highest_epoch_that_began_and_what_ended_outlive_every_process(
     tmp_path: Path, segment: int, keep_s: float
 ) -> None:
     """Or a draw would be used twice, or an answer that is complete go on."""
     clock = Hand()
     first = on_disk(tmp_path, segment=segment, keep_s=keep_s, clock=clock)
     entry = first.open(request(seed=77, choices=3))
-    first.committed(entry, CommittedTokens((1,), None, 0), epoch=0)
-    first.committed(entry, CommittedTokens((2,), None, 0), epoch=5)
-    first.committed(entry, CommittedTokens((3,), None, 0), epoch=2)  # a commit that was on its way
-    first.committed(entry, CommittedTokens((4,), End(Reason.STOP, token_id=4), 1), epoch=1)
+    first.committed(entry, CommittedTokens((1,), None, 0))
+    first.begins(entry, 0, 5)
+    first.committed(entry, CommittedTokens((2,), None, 0))
+    first.begins(entry, 0, 2)  # said late
+    first.committed(entry, CommittedTokens((3,), None, 0))
+    first.begins(entry, 1, 1)
+    first.committed(entry, CommittedTokens((4,), End(Reason.STOP, token_id=4), 1))
     assert entry.answers[0].epoch == 5
     for number in range(100):
         clock.now += 1.0
         noise = first.open(request(f"noise {number}"))
-        first.committed(noise, CommittedTokens((number,) * 20, None), epoch=0)
+        first.committed(noise, CommittedTokens((number,) * 20, None))
         first.left(noise)
         first.write()
     first.close()
@@ -191,10 +194,10 @@ def test_a_disk_that_fails_is_said_once_and_answers_go_on(tmp_path: Path) -> Non
     journal = Journal(file, keep_s=60.0, metrics=metrics)
     entry = journal.open(request())
     os.close(file._descriptor)
-    journal.committed(entry, CommittedTokens((1,), None), epoch=0)
+    journal.committed(entry, CommittedTokens((1,), None))
     journal.write()
     assert metrics.value("journal_failed") == 1
-    journal.committed(entry, CommittedTokens((2,), None), epoch=0)
+    journal.committed(entry, CommittedTokens((2,), None))
     journal.write()
     assert entry.answers[0].tokens == [1, 2]
 
@@ -223,7 +226,7 @@ def test_a_segment_that_begins_full_is_not_begun_again_with_every_round(tmp_path
     )  # more than a segment, and nobody may drop it
     begun = set()
     for number in range(500):
-        journal.committed(running, CommittedTokens((number,), None), epoch=0)
+        journal.committed(running, CommittedTokens((number,), None))
         journal.write()
         begun |= {path.name for path in tmp_path.glob("journal-*.log")}
     assert len(begun) <= 4
@@ -238,7 +241,7 @@ def test_what_nobody_runs_takes_half_a_segment_at_most(tmp_path: Path) -> None:
     for number in range(20):
         clock.now += 1.0
         entry = journal.open(request(f"r{number}"))
-        journal.committed(entry, CommittedTokens(tuple(range(200)), End(Reason.LENGTH)), epoch=0)
+        journal.committed(entry, CommittedTokens(tuple(range(200)), End(Reason.LENGTH)))
         journal.left(entry)
         journal.write()
     journal.open(request("last"))
@@ -256,14 +259,14 @@ def test_what_is_too_long_for_a_record_is_written_in_several(tmp_path: Path, mon
     entry = first.open(request(choices=2))
     told = tuple(ScoredToken(-float(number)) for number in range(500))
     for number in range(500):  # enough for a segment that begins with all of it
-        first.committed(entry, CommittedTokens((number,), None, 0, told[number : number + 1]), epoch=1)
-        first.committed(entry, CommittedTokens((number + 1000,), None, 1), epoch=1)
+        first.committed(entry, CommittedTokens((number,), None, 0, told[number : number + 1]))
+        first.committed(entry, CommittedTokens((number + 1000,), None, 1))
         first.write()
     first.ended(entry, 0, End(Reason.LENGTH))
     first.close()
     second = on_disk(tmp_path)
     again = second.open(request(choices=2), second.find("r"))  # which takes more than one record too
-    second.committed(again, CommittedTokens((7,), End(Reason.LENGTH), 1), epoch=2)
+    second.committed(again, CommittedTokens((7,), End(Reason.LENGTH), 1))
     second.close()
     third = on_disk(tmp_path)
     found = third.find("r")

@@ -68,9 +68,7 @@ class Verifier:
         feeds: Any = SimpleNamespace(opened=lambda *_: None, forget=lambda _: None)  # rows are no matter of this file
         security: Any = SimpleNamespace(token=None, tls=None)
         self.metrics = Metrics()
-        self.drafters = Drafters(
-            engine, feeds, security, 1, self.metrics, self.admitted, self.came.put, lambda _: None
-        )
+        self.drafters = Drafters(engine, feeds, security, 1, self.metrics, self.admitted, self.came.put, lambda _: None)
         for number, drafter in enumerate(drafters, 1):
             self.drafters.told_of(DrafterAt(number, drafter.endpoint, 77))
             assert self.drafters.open(number, 1, 0) == []

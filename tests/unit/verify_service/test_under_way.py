@@ -250,9 +250,7 @@ def test_so_is_one_alone_and_the_next_one_goes_on(config: VerifyConfig, monkeypa
     assert isinstance(engine.first_token(8), int)
 
 
-def test_a_prompt_is_not_to_blame_for_whom_it_rides_with(
-    config: VerifyConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_is_not_to_blame_for_whom_it_rides_with(config: VerifyConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = VerifyEngine.load(config)
     said = take_in(engine, 1)
     line_up(engine, 7)
@@ -270,6 +268,31 @@ def test_a_session_that_ends_in_the_middle_of_a_pass_leaves_nothing(engine: Any)
     run(step)
     engine.end(step)
     assert (engine.held.sequences, engine.held.pages_held) == (0, 0)
+
+
+def test_prompts_in_line_go_with_their_session_and_their_numbers_are_free(engine: Any) -> None:
+    prompts = {1: [9, *PROMPT], 2: [4, *PROMPT[::-1]]}  # by owner, under one number
+    for owner, prompt in prompts.items():
+        opened = engine.open(Cursor(5, 1, 0, len(prompt)), GREEDY, 60, True, owner=owner, token_ids=prompt)
+        assert opened is None
+        engine.line_up(PromptPrefill(5, 1, prompt, False, owner))
+        if owner == 1:
+            assert engine.release_owner(1) == 1
+    said = take_in(engine, 1)
+    step = engine.begin([item(1, said)])
+    run(step)
+    engine.end(step)
+    while engine.prefill_next(owner=2) is not None:
+        pass
+    anchor = engine.first_token(5)
+    rows = engine.kept_rows([RowSpan(5, 1, 0, 99)])
+    assert rows.token_ids == prompts[2]
+    engine.release_owner(2)
+    assert engine.open(Cursor(6, 1, 0, len(prompts[2])), GREEDY, 60, True, token_ids=prompts[2]) is None
+    engine.line_up(PromptPrefill(6, 1, prompts[2], False))
+    while engine.prefill_next() is not None:
+        pass
+    assert engine.first_token(6) == anchor
 
 
 def test_a_sequence_is_in_one_pass_at_a_time(engine: Any) -> None:
