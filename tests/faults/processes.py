@@ -20,7 +20,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import grpc
+
 from deploy.processes import Child, ProcessCell
+from dspark.wire.v1 import draft_pb2_grpc, types_pb2
 from faults import namespaces
 from faults.pair import DRAFTER, TARGET
 from faults.plan import Plan
@@ -45,8 +48,6 @@ class FaultCell(ProcessCell):
     ) -> None:
         for role in ("verify", "draft"):  # a small pair has no step worth measuring at each start
             settings[role] = {"measure_cost": False, **(settings.get(role) or {})}
-        if between in ("tcp", "wire"):  # a proxy stands before one port
-            settings["draft"] = {"rounds_port": "none", **settings["draft"]}
         super().__init__(target, drafter, **settings)
         self.plan = plan or Plan()
         self.proxies: dict[str, Any] = {}
@@ -120,6 +121,8 @@ class FaultCell(ProcessCell):
             made = TcpProxy if self._between == "tcp" else WireProxy
             more = () if self._between == "tcp" else (self.plan,)
             self.proxies[child.name] = made(child.name, child.endpoint, *more)
+        if child.name.startswith("draft/"):
+            self.proxies[child.name].carry(_rounds_port(child.endpoint))
         self._own[child.name] = child.endpoint
         child.endpoint = self.proxies[child.name].endpoint
 
@@ -142,6 +145,12 @@ class FaultCell(ProcessCell):
         if own is not None:  # behind its proxy, which stays
             self.children[name].endpoint = own
         return super().restart(name)
+
+
+def _rounds_port(endpoint: str) -> int:
+    with grpc.insecure_channel(endpoint) as channel:
+        stub = draft_pb2_grpc.DraftStub(channel)  # type: ignore[no-untyped-call]
+        return int(stub.Describe(types_pb2.DescribeRequest(), timeout=EXIT_S).rounds_port)
 
 
 def until(condition: Callable[[], bool], within_s: float = 30.0, each_s: float = 0.02) -> bool:

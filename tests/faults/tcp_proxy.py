@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import functools
 import socket
 import struct
 
 from faults.loop_thread import LoopThread
 
 CHUNK = 1 << 16
+BESIDE = "127.0.0.2"  # loopback, and not where processes listen
 
 
 class Way(enum.Enum):
@@ -24,12 +26,15 @@ class Way(enum.Enum):
 
 
 class TcpProxy:
-    """Before the process at `upstream`; `endpoint` is where others find it. Runs on a thread of its own."""
+    """Before the process at `upstream`; `endpoint` is where others find it. Runs on a thread of its own.
+
+    It stands at an address of its own, so that it can stand before other ports of the process by their own numbers.
+    """
 
     def __init__(self, name: str, upstream: str) -> None:
         self.name = name
         self._host, _, port = upstream.rpartition(":")
-        self._port = int(port)
+        self._servers: list[asyncio.Server] = []
         self._loop = LoopThread(f"tcp-proxy-{name}")
         self._open = {way: asyncio.Event() for way in Way}
         for gate in self._open.values():
@@ -39,7 +44,11 @@ class TcpProxy:
         self.refusing = False
         self.passed = dict.fromkeys(Way, 0)  # bytes
         self._writers: set[asyncio.StreamWriter] = set()
-        self.endpoint = self._loop.run(self._start())
+        self.endpoint = f"{BESIDE}:{self._loop.run(self._listen(0, int(port)))}"
+
+    def carry(self, port: int) -> None:
+        """Stands before this port of the process, too."""
+        self._loop.run(self._listen(port, port))
 
     def blackhole(self, *ways: Way) -> None:
         """Passes nothing in these directions, in both if none is named, and keeps connections open."""
@@ -66,20 +75,22 @@ class TcpProxy:
         self._loop.run(self._stop())
         self._loop.close()
 
-    async def _start(self) -> str:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+    async def _listen(self, port: int, upstream: int) -> int:
+        server = await asyncio.start_server(functools.partial(self._serve, upstream), BESIDE, port)
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
 
     async def _stop(self) -> None:
-        self._server.close()
+        for server in self._servers:
+            server.close()
         self._reset_all()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.refusing:
             self._reset(writer)
             return
         try:
-            there, back = await asyncio.open_connection(self._host, self._port)
+            there, back = await asyncio.open_connection(self._host, port)
         except OSError:
             self._reset(writer)
             return

@@ -91,7 +91,9 @@ def test_a_real_cell_loses_and_repeats_messages_and_answers_the_same() -> None:
         ]
         assert client.complete(PROMPT, timeout=60.0, **options).token_ids == calm
         assert plan.hurt["ControlUp.report", Action.DROP] == 1
+        assert plan.hurt["RoundsEvent.blocks", Action.TWICE] == 1
         assert cell.settled()
+        assert "port_not_reached" not in cell.log("verify/0"), "rounds have their own port here, too"
 
 
 def test_a_cell_behind_tcp_proxies_survives_a_reset_of_its_drafter() -> None:

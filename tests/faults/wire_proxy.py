@@ -18,6 +18,7 @@ from dspark.runtime.channel import MAX_MESSAGE
 from faults.boundaries import kind_of
 from faults.loop_thread import LoopThread
 from faults.plan import Action, Plan
+from faults.tcp_proxy import BESIDE
 
 _OPTIONS = [("grpc.max_receive_message_length", MAX_MESSAGE), ("grpc.max_send_message_length", MAX_MESSAGE)]
 _HOP_BY_HOP = ("user-agent", "grpc-accept-encoding", "accept-encoding", "te", "content-type")
@@ -28,34 +29,46 @@ class Cut(Exception):
 
 
 class WireProxy:
-    """Before the process at `upstream`; `endpoint` is where others find it. Runs on a thread of its own."""
+    """Before the process at `upstream`; `endpoint` is where others find it. Runs on a thread of its own.
+
+    It stands at an address of its own, so that it can stand before other ports of the process by their own numbers.
+    """
 
     def __init__(self, name: str, upstream: str, plan: Plan) -> None:
         self.name, self.plan = name, plan
-        self._upstream = upstream
+        self._host, _, port = upstream.rpartition(":")
+        self._open: list[tuple[grpc.aio.Server, grpc.aio.Channel]] = []
         self._loop = LoopThread(f"wire-proxy-{name}")
-        self.endpoint = self._loop.run(self._start())
+        self.endpoint = f"{BESIDE}:{self._loop.run(self._listen(0, int(port)))}"
+
+    def carry(self, port: int) -> None:
+        """Stands before this port of the process, too."""
+        self._loop.run(self._listen(port, port))
 
     def close(self) -> None:
         self._loop.run(self._stop())
         self._loop.close()
 
-    async def _start(self) -> str:
-        self._channel = grpc.aio.insecure_channel(self._upstream, options=_OPTIONS)
-        self._server = grpc.aio.server(options=_OPTIONS)
-        self._server.add_generic_rpc_handlers((_Everything(self),))
-        port = self._server.add_insecure_port("127.0.0.1:0")
-        await self._server.start()
-        return f"127.0.0.1:{port}"
+    async def _listen(self, port: int, upstream: int) -> int:
+        channel = grpc.aio.insecure_channel(f"{self._host}:{upstream}", options=_OPTIONS)
+        server = grpc.aio.server(options=_OPTIONS)
+        server.add_generic_rpc_handlers((_Everything(self, channel),))
+        at = server.add_insecure_port(f"{BESIDE}:{port}")
+        await server.start()
+        self._open.append((server, channel))
+        return int(at)
 
     async def _stop(self) -> None:
-        await self._server.stop(None)
-        await self._channel.close()
+        for server, channel in self._open:
+            await server.stop(None)
+            await channel.close()
 
-    async def forward(self, method: str, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    async def forward(
+        self, channel: grpc.aio.Channel, method: str, requests: AsyncIterator[bytes], context: Any
+    ) -> AsyncIterator[bytes]:
         """One call, both ways."""
         metadata = tuple((key, value) for key, value in context.invocation_metadata() if key not in _HOP_BY_HOP)
-        call = self._channel.stream_stream(method)(
+        call = channel.stream_stream(method)(
             self._through(method, requests, asked=True), metadata=metadata, timeout=context.time_remaining()
         )
         try:
@@ -95,12 +108,14 @@ class WireProxy:
 class _Everything(grpc.GenericRpcHandler):
     """Any method, as a stream of bytes both ways: a unary call is a stream of one."""
 
-    def __init__(self, proxy: WireProxy) -> None:
-        self._proxy = proxy
+    def __init__(self, proxy: WireProxy, channel: grpc.aio.Channel) -> None:
+        self._proxy, self._channel = proxy, channel
 
     def service(self, details: Any) -> Any:
         async def run(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-            async with contextlib.aclosing(self._proxy.forward(details.method, requests, context)) as responses:
+            async with contextlib.aclosing(
+                self._proxy.forward(self._channel, details.method, requests, context)
+            ) as responses:
                 async for response in responses:
                     yield response
 

@@ -221,9 +221,7 @@ def test_another_request_has_another_digest(other: Request) -> None:
 def test_a_segment_that_begins_full_is_not_begun_again_with_every_round(tmp_path: Path) -> None:
     journal = on_disk(tmp_path, segment=4096)
     running = journal.open(request("runs"))
-    journal.committed(
-        running, CommittedTokens(tuple(range(5000)), None), epoch=0
-    )  # more than a segment, and nobody may drop it
+    journal.committed(running, CommittedTokens(tuple(range(5000)), None))  # more than a segment, and nobody may drop it
     begun = set()
     for number in range(500):
         journal.committed(running, CommittedTokens((number,), None))
