@@ -15,6 +15,21 @@ STORE = (f"{V}test_feature_store.py",)
 
 PAGES = [
     *in_file(
+        "verify_service/batch_runner.py",
+        (
+            "pages of a pass that failed are found by others: of rounds",
+            "for state in (*prepared.states, *(chunk.state",
+            "for state in (*prepared.states[:0], *(chunk.state",
+            (f"{S}::test_nobody_finds_pages_that_a_failed_pass_may_have_written",),
+        ),
+        (
+            "pages of a pass that failed are found by others: of prompts",
+            ", *(chunk.state for chunk in prepared.chunks)):",
+            ",):",
+            (f"{S}::test_nobody_finds_pages_that_a_failed_pass_may_have_written",),
+        ),
+    ),
+    *in_file(
         "verify_service/kv_block_pool.py",
         (
             "pages that ascend are taken for a row",
@@ -165,18 +180,6 @@ PAGES = [
             "row = last = prepared.tokens  # of",
             "row, last = prepared.tokens, 0  # of",
             SCARCE,
-        ),
-        (
-            "pages of a pass that failed are found by others: of rounds",
-            "for state in (*prepared.states, *(chunk.state",
-            "for state in (*prepared.states[:0], *(chunk.state",
-            (f"{S}::test_nobody_finds_pages_that_a_failed_pass_may_have_written",),
-        ),
-        (
-            "pages of a pass that failed are found by others: of prompts",
-            ", *(chunk.state for chunk in prepared.chunks)):",
-            ",):",
-            (f"{S}::test_nobody_finds_pages_that_a_failed_pass_may_have_written",),
         ),
         (
             "a chunk of a prompt begins where the last one did",
