@@ -19,11 +19,12 @@ import structlog
 from benchmarks.synthetic_cell import SyntheticWorkers
 from coordinator.cells.frontends import FrontendConnection
 from coordinator.cells.local_cell import LocalCell, Offer
-from coordinator.lanes.conduct import Conduct
+from coordinator.lanes.conduct import Conduct, LaneContext
 from coordinator.lanes.lane import Lane
+from coordinator.lanes.monitor import Monitor
 from coordinator.queue.scheduler import QueueBounds, Scheduler
 from coordinator.workers.membership import Membership
-from coordinator.workers.worker import Address, WorkerRole
+from coordinator.workers.worker import Address, WorkerAccess, WorkerRole
 from dspark.client.request import Sampling, write_request
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
@@ -53,14 +54,8 @@ async def running_lane(
     """A lane in the middle of its rounds."""
     clock, metrics = asyncio.get_running_loop(), Metrics()
     admission = Scheduler(QueueBounds(max_running=sequences, max_queued=sequences), clock, metrics)
-    membership = Membership(
-        admission,
-        waits=conduct or Conduct(),
-        describe_s=5.0,
-        token=None,
-        clock=clock,
-        metrics=metrics,
-    )
+    lanes = LaneContext(clock, metrics, Monitor(metrics), conduct or Conduct())
+    membership = Membership(admission, lanes, WorkerAccess())
     addresses = [
         Address(role, endpoint, 0, f"{role.value}/0")
         for role in WorkerRole

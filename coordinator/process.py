@@ -17,7 +17,9 @@ from coordinator.cells.local_cell import LocalCell, Offer
 from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
 from coordinator.frontend.front_end import LAST_WRITES_S, FrontEnd
-from coordinator.lanes.conduct import Conduct
+from coordinator.lanes.conduct import Conduct, LaneContext
+from coordinator.lanes.explain import Explain
+from coordinator.lanes.monitor import Monitor
 from coordinator.queue.scheduler import QueueBounds, Scheduler
 from coordinator.reception.service import GENERATION
 from coordinator.reception.tokenizer import find_tokenizer
@@ -25,7 +27,7 @@ from coordinator.requests.validation import parse_rule
 from coordinator.watching.tracing import Tracing, open_tracer
 from coordinator.workers.breaker import CircuitBreaker
 from coordinator.workers.membership import ANNOUNCE_WAIT_S, Membership
-from coordinator.workers.worker import Address, WorkerRole
+from coordinator.workers.worker import Address, WorkerAccess, WorkerRole
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import Policy, parse_policy
 from dspark.runtime.security import split_endpoint
@@ -95,19 +97,17 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     metrics.policy_info.labels(policy=str(policy)).set(1)
     admission = Scheduler(_bounds(config), clock, metrics)
     journal = _journal(config, metrics)
-    membership = Membership(
-        admission,
-        waits=_waits(config),
-        describe_s=config.describe_deadline_s,
-        token=shell.security.token,
-        tls=shell.security.tls,
-        clock=clock,
-        metrics=metrics,
-        doubts=CircuitBreaker(losses=config.flap_limit),
+    lanes = LaneContext(
+        clock,
+        metrics,
+        Monitor(metrics),
+        _conduct(config),
+        Explain(metrics.dropped.labels(kind="explained", reason="not_read").inc),
         write=journal.write if journal is not None else lambda: None,
-        warm_up_s=config.warm_up_s,
-        rule=rule,
     )
+    breaker = CircuitBreaker(losses=config.flap_limit)
+    access = WorkerAccess(config.describe_deadline_s, shell.security.token, shell.security.tls, breaker)
+    membership = Membership(admission, lanes, access, warm_up_s=config.warm_up_s, rule=rule)
     tracing = _traced(config, name, admission, membership, clock, metrics)
     cell = LocalCell(admission, membership, Offer(policy=policy, rule=rule), journal)
     frontends = CellService(cell, clock, metrics)
@@ -251,7 +251,7 @@ def _bounds(config: CoordinatorConfig) -> QueueBounds:
     )
 
 
-def _waits(config: CoordinatorConfig) -> Conduct:
+def _conduct(config: CoordinatorConfig) -> Conduct:
     return Conduct(
         prefills=config.max_prefills,
         prefill_s=config.prefill_deadline_s,

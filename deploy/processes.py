@@ -28,6 +28,7 @@ START_TIMEOUT_S = 180.0
 STOP_GRACE_S = 10.0
 
 Flags = Mapping[str, object]
+ROLES = ("coordinator", "verify", "draft")
 
 
 @dataclass
@@ -50,8 +51,8 @@ class Child:
 class ProcessCell:
     """A coordinator, verifiers and drafters as children of this process; a context manager that leaves nothing behind.
 
-    Extra flags go to each role as written in its configuration, e.g. `draft={"q_entries": 16}`. programs: by role, a
-    module and its words that stand for the command itself.
+    flags: of each role, as written in its configuration, e.g. `draft={"q_entries": 16}`. programs: by role, a module
+    and its words that stand for the command itself.
     """
 
     def __init__(
@@ -61,19 +62,15 @@ class ProcessCell:
         *,
         verifiers: int = 1,
         drafters: int = 1,
-        coordinator: Flags | None = None,
-        verify: Flags | None = None,
-        draft: Flags | None = None,
         programs: Mapping[str, Sequence[str]] | None = None,
         folder: Path | None = None,
+        **flags: Flags | None,
     ) -> None:
         self._models = {"target": str(target), "drafter": str(drafter)}
         self._counts = {"verify": verifiers, "draft": drafters}
-        self._flags: dict[str, Flags] = {
-            "coordinator": coordinator or {},
-            "verify": verify or {},
-            "draft": draft or {},
-        }
+        if unknown := flags.keys() - ROLES:
+            raise ValueError(f"{min(unknown)} is none of the roles {', '.join(ROLES)}")
+        self._flags: dict[str, Flags] = {role: flags.get(role) or {} for role in ROLES}
         self._programs = programs or {}
         several = any(str(self._said(role, "threads") or 1) != "1" for role in self._counts)
         self._homes = homes(usable(), 2 if several else 1)

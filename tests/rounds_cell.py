@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,9 +17,8 @@ from fakes import VOCAB, after
 from coordinator.answers.answer import Answer, CommitLog
 from coordinator.answers.output_queue import OutputQueue
 from coordinator.answers.request_stats import RequestStats
-from coordinator.lanes.conduct import Conduct
+from coordinator.lanes.conduct import Conduct, LaneContext
 from coordinator.lanes.explain import Explain
-from coordinator.lanes.facts import DrafterPort
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.monitor import Monitor
 from coordinator.lanes.request_state import RequestState
@@ -32,12 +30,11 @@ from coordinator.simulation.drafter import SimulatedDrafter
 from coordinator.simulation.pair import SimulatedBlock, SimulatedContext, SimulatedPair
 from coordinator.simulation.verifier import SimulatedVerifier
 from coordinator.simulation.virtual_loop import run_virtual
-from coordinator.simulation.world import Hops, World
+from coordinator.simulation.world import Hops, KVShape, World
 from dspark.rounds.control import Down, Listener, Up
 from dspark.rounds.orders import Waits
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
-from dspark.synthetic.law import SyntheticLaw
 from dspark.synthetic.spec import read_spec
 from dspark.types import SamplingParams
 
@@ -168,9 +165,9 @@ class RoundsCell:
         self.monitor = Monitor(self.metrics)
         self.pair = pair or ToyPair()
         self.admission = Scheduler(bounds or QueueBounds(), self.clock, self.metrics)
-        self.world = World(SyntheticLaw(COSTS), Hops(1e-4, 0.0, 0.0, 0.0, 0.0, 0.0), 256)
-        self.load: Counter[DrafterPort] = Counter()
-        self.waits, self._pages, self._outlet, self._write = waits or Conduct(), pages, outlet, write
+        self.world = World(self.pair, COSTS, Hops(1e-4, 0.0, 0.0, 0.0, 0.0, 0.0), KVShape(pages, 4))
+        shared = LaneContext(self.clock, self.metrics, self.monitor, waits or Conduct(), self.explain, write=write)
+        self._shared, self.load, self._outlet = shared, shared.load, outlet
         self._drafts = drafts or Waits(deadline_s=0.05, patience_s=0.5, inline_rows=6)
         self._numbers, self._named = itertools.count(1), itertools.count()
         self.drafters: list[SimulatedDrafter] = []
@@ -192,7 +189,7 @@ class RoundsCell:
     def add_verifier(self) -> Lane:
         """What membership does when a verifier comes, and when it is lost."""
         name = f"verify/{next(self._named)}"
-        rounds = SimulatedVerifier(self.world, self.pair, name, Device(), self.drafters, self._pages, 4, self._drafts)
+        rounds = SimulatedVerifier(self.world, name, Device(), self.drafters, self._drafts)
         port = Tampered(rounds)
 
         def lost(why: str) -> None:
@@ -201,19 +198,7 @@ class RoundsCell:
             lane.close()
             self.admission.lane_left(lane)
 
-        lane = Lane(
-            rounds.facts,
-            port,
-            self.admission,
-            load=self.load,
-            waits=self.waits,
-            clock=self.clock,
-            metrics=self.metrics,
-            explain=self.explain,
-            monitor=self.monitor,
-            write=self._write,
-            on_lost=lost,
-        )
+        lane = Lane(rounds.facts, port, self.admission, self._shared, on_lost=lost)
         self.lanes.append(lane)
         self.ports.append(port)
         for drafter in self.drafters:
@@ -223,7 +208,7 @@ class RoundsCell:
 
     def add_drafter(self) -> SimulatedDrafter:
         number = next(self._named)
-        drafter = SimulatedDrafter(self.world, self.pair, f"draft/{number}", number + 1)
+        drafter = SimulatedDrafter(self.world, f"draft/{number}", number + 1)
         self.drafters.append(drafter)
         for lane in self.lanes:
             lane.drafter_joined(drafter)

@@ -16,8 +16,7 @@ import structlog
 from dspark.errors import PeerError
 from dspark.rounds.control import Admission, DrafterAt, Use
 from dspark.rounds.events import BlocksCame, DrafterEvent, DrafterLost, OrderRow, SendOrder, Told
-from dspark.runtime.security import Security
-from dspark.runtime.telemetry import Metrics
+from dspark.runtime.worker import Worker
 from dspark.types import Block, Cursor, EmptyReason, RefusalReason, Rule
 from dspark.wire import codec, cohorts, orders
 from dspark.wire.v1 import draft_pb2, types_pb2
@@ -68,17 +67,15 @@ class Drafters:
 
     def __init__(
         self,
-        engine: VerifyEnginePort,
+        worker: Worker[VerifyEnginePort],
         feeds: RowFeeds,
-        security: Security,
-        incarnation: int,
-        metrics: Metrics,
         admitted: dict[int, Admission],
         tell: Callable[[Callable[[], Iterable[Told]]], None],
         say: Callable[[DrafterEvent], None],
     ) -> None:
-        self._engine, self._feeds, self._security, self._incarnation = engine, feeds, security, incarnation
-        self._metrics, self._admitted, self._tell, self._say = metrics, admitted, tell, say
+        self._engine, self._feeds, self._security = worker.engine, feeds, worker.security
+        self._incarnation, self._metrics = worker.incarnation, worker.metrics
+        self._admitted, self._tell, self._say = admitted, tell, say
         self._known: dict[int, _KnownPeer] = {}
         self.orders: dict[int, OutstandingOrder] = {}  # the latest ones
         self.blocks: dict[int, tuple[int, Block]] = {}  # by sequence: of which order, and what came

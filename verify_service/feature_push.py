@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -133,9 +133,8 @@ class FeaturePush:
             for other, idle in [(s, now - each.used_at) for s, each in self._links.items()]:
                 if idle > IDLE_S:
                     self._let_go(other)
-            link = self._links[sink] = _Link(
-                sink, self._token, self._tls, self._queue_rows, self._metrics, self._came, self._lost
-            )
+            channel = open_channel(sink.endpoint, tls=self._tls, watch_ms=WORKER_WATCH_MS)
+            link = self._links[sink] = _Link(self, sink, channel)
         link.used_at = now
         return link
 
@@ -153,22 +152,16 @@ class _Link:
 
     def __init__(
         self,
+        push: FeaturePush,
         sink: Sink,
-        token: str | None,
-        tls: Tls | None,
-        queue_rows: int,
-        metrics: Metrics,
-        came: Callable[[Sink, features_pb2.FeatureAck], None],
-        lost: Callable[[Sink, str], None],
+        channel: grpc.aio.Channel,
     ) -> None:
-        self._came, self._lost = came, lost
+        self._came, self._lost = push._came, push._lost
         self.used_at = time.monotonic()
         self.broken_at: float | None = None
         self._sink = sink
-        self._metadata = auth_metadata(token)
-        self._metrics = metrics
-        self._channel = open_channel(sink.endpoint, tls=tls, watch_ms=WORKER_WATCH_MS)
-        self._queue_rows = queue_rows
+        self._metadata = auth_metadata(push._token)
+        self._metrics, self._queue_rows, self._channel = push._metrics, push._queue_rows, channel
         self._queue = _Queue()
         self._task = asyncio.create_task(self._stream(self._queue))
 

@@ -135,8 +135,9 @@ def _packed(
             lean=lean,
             kernel=kernel[1] if kernel else None,
             page_size=config.page_size,
-            graphs=kernel is not None and config.cuda_graphs,
         )
+        if kernel is not None and config.cuda_graphs:
+            packed.record_graphs()
         problem = self_test.disagreement(packed, cases)
         if problem is None:
             log.info(

@@ -38,9 +38,12 @@ class Runner(Protocol):
 
     path: str  # "paged" or "stateful"
     reason: str  # it is not paged; empty where it is
-    make: str  # how its passes are made, as far as that decides how long they take
     device: torch.device
     rotation: LengthRotation | None  # of the few models whose rotation depends on length
+
+    @property
+    def make(self) -> str:
+        """How its passes are made, as far as that decides how long they take."""
 
     def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:
         """New tokens through the target; `rows` are the tokens whose logits are wanted, None means all."""
@@ -70,15 +73,10 @@ class ModelRunner:
         lean: bool = False,
         kernel: Kernel | None = None,
         page_size: int = 1,
-        graphs: bool = False,
     ) -> None:
         paged_attention.register()
         model.set_attn_implementation(paged_attention.NAME)
         self.lean = make_lean(model) if lean else Lean()
-        self.make = (
-            f"lean {self.lean.layers}, products {'+'.join(sorted(self.lean.forms))}, "
-            f"kernel {kernel is not None}, graphs {graphs}, layout 7"
-        )
         self.device: torch.device = next(model.parameters()).device
         self.slot_page = page_size if kernel is not None else 1  # slots that must lie in a row
         self._model, self._taps, self._kernel = model, taps, kernel
@@ -91,10 +89,24 @@ class ModelRunner:
             page_size,
             by_head=self.device.type == "cpu",
         )
-        self._graphs = None
+        self._page_size = page_size
+        self._graphs: Graphs | None = None
+        self._asked_to_record = False
+
+    def record_graphs(self) -> None:
+        """Passes that can be are recorded from now on, and replayed."""
+        self._asked_to_record = True
         # A recording would choose the rotation of its own largest position.
-        if graphs and kernel is not None and self.device.type == "cuda" and self.rotation is None:
-            self._graphs = Graphs(self._forward, kernel, page_size, self._spare_page, self.device)
+        if self._kernel is not None and self.device.type == "cuda" and self.rotation is None:
+            self._graphs = Graphs(self._forward, self._kernel, self._page_size, self._spare_page, self.device)
+
+    @property
+    def make(self) -> str:
+        """What else than the target decides how long a pass takes."""
+        return (
+            f"lean {self.lean.layers}, products {'+'.join(sorted(self.lean.forms))}, "
+            f"kernel {self._kernel is not None}, graphs {self._asked_to_record}, layout 7"
+        )
 
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:

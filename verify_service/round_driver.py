@@ -106,11 +106,8 @@ class RoundDriver:
         self._prompts = Prompts(self._engine, owner, self._wake)
         self._feeds = RowFeeds(self._engine, push, self._events, self.tell)
         self._drafters = Drafters(
-            self._engine,
+            worker,
             self._feeds,
-            worker.security,
-            worker.incarnation,
-            worker.metrics,
             self._admitted,
             self.tell,
             self._up.append,

@@ -18,7 +18,7 @@ from coordinator.reception.service import GENERATION, GenerationService
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.errors import ConfigError
 from dspark.runtime.security import streams_per_connection
-from dspark.runtime.server import LEAST_PUBLIC_PING_MS, PUBLIC_LOOKAHEAD
+from dspark.runtime.server import LEAST_PUBLIC_PING_MS, PUBLIC_LOOKAHEAD, ServerLimits
 from dspark.runtime.shell import Servicer, Shell
 from dspark.runtime.wire_limits import MAX_REQUEST
 from dspark.wire.v1 import generate_pb2_grpc
@@ -70,14 +70,14 @@ class FrontEnd:
 
     def listening(self) -> dict[str, Any]:
         """How a gRPC server listens that clients may come to."""
-        return {
-            "max_concurrent_streams": self._most,  # so that excess is refused, not parked
-            "per_connection": streams_per_connection(self._config, self._most),
-            "max_receive": MAX_REQUEST,
-            "prompt_bytes": lambda: prompt_bytes(self._cell),
-            "least_ping_ms": LEAST_PUBLIC_PING_MS,
-            "lookahead": PUBLIC_LOOKAHEAD,
-        }
+        limits = ServerLimits(
+            max_concurrent_streams=self._most,  # so that excess is refused, not parked
+            per_connection=streams_per_connection(self._config, self._most),
+            max_receive=MAX_REQUEST,
+            least_ping_ms=LEAST_PUBLIC_PING_MS,
+            lookahead=PUBLIC_LOOKAHEAD,
+        )
+        return {"limits": limits, "prompt_bytes": lambda: prompt_bytes(self._cell)}
 
     async def open_http(self, more: Callable[[Api], Iterable[APIRouter]] = lambda _: ()) -> None:
         """Opens `http`, if it is configured. more: routes beside OpenAI's."""

@@ -10,7 +10,7 @@ import structlog
 from coordinator.cells.cell import served
 from coordinator.config import FrontendConfig
 from coordinator.frontend.front_end import LAST_WRITES_S, FrontEnd
-from coordinator.frontend.remote_cell import RemoteCell
+from coordinator.frontend.remote_cell import CoordinatorAddress, RemoteCell
 from coordinator.reception.tokenizer import find_tokenizer
 from dspark.errors import ConfigError
 from dspark.runtime.security import split_endpoint
@@ -68,9 +68,7 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> Frontend
 
     try:
         cell = RemoteCell(
-            config.coordinator,
-            token=shell.security.token,
-            tls=shell.security.tls,
+            CoordinatorAddress(config.coordinator, shell.security.token, shell.security.tls),
             max_calls=config.max_streams,
             hello=lambda: hello,
             on_change=changed,

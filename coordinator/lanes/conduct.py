@@ -1,8 +1,16 @@
-"""How lanes behave: how long they wait, how much goes on at once, what they spare themselves."""
+"""How lanes behave, and what those of one coordinator share."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from coordinator.clock import Clock
+from coordinator.lanes.explain import Explain
+from coordinator.lanes.facts import DrafterPort
+from coordinator.lanes.monitor import Monitor
+from dspark.runtime.telemetry import Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,3 +23,17 @@ class Conduct:
     bypass: bool = True  # whether a lane may go without drafts where they do not pay
     cohorts: int = 0  # 1 or 2 that take turns; 0: whichever commits faster
     window: int = 2  # rounds that a verifier may run beyond the last acknowledged one
+
+
+@dataclass(frozen=True, slots=True)
+class LaneContext:
+    """Of all lanes of a coordinator. load: sequences by the drafter that drafts for them; write: makes commits and
+    epochs last before anybody is shown them."""
+
+    clock: Clock
+    metrics: Metrics
+    monitor: Monitor
+    conduct: Conduct = field(default_factory=Conduct)
+    explain: Explain = field(default_factory=Explain)
+    load: Counter[DrafterPort] = field(default_factory=Counter)
+    write: Callable[[], None] = lambda: None

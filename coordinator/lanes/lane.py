@@ -12,21 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
 
-from coordinator.clock import Clock, Timer
+from coordinator.clock import Timer
 from coordinator.lanes.commits import Commits
-from coordinator.lanes.conduct import Conduct
+from coordinator.lanes.conduct import LaneContext
 from coordinator.lanes.drafter_assignment import DrafterAssignment
-from coordinator.lanes.explain import Explain, Reported
+from coordinator.lanes.explain import Reported
 from coordinator.lanes.facts import DrafterPort, VerifierFacts
 from coordinator.lanes.lane_drafters import LaneDrafters
 from coordinator.lanes.members import Members
-from coordinator.lanes.monitor import Monitor
 from coordinator.lanes.owner import Owner, hand_back
 from coordinator.lanes.placed import Placed
 from coordinator.lanes.request_state import LifeEvent, RequestState
@@ -35,7 +33,6 @@ from coordinator.lanes.silence import Silence
 from coordinator.planning.lane_plans import Applied, DrafterCost, LanePlans
 from dspark.rounds.control import Admission, Down, Draining, PassReport, Refused, RoundsPort, Up
 from dspark.rounds.events import Acknowledged, DrafterEvent, How, Keep, Release, Released
-from dspark.runtime.telemetry import Metrics
 from dspark.types import Refusal, RefusalReason
 
 log = structlog.get_logger("dspark.lane")
@@ -52,29 +49,22 @@ class Lane:
         facts: VerifierFacts,
         port: RoundsPort,
         owner: Owner,
+        shared: LaneContext,
         *,
-        load: Counter[DrafterPort],
-        waits: Conduct,
-        clock: Clock,
-        metrics: Metrics,
-        explain: Explain | None = None,
-        monitor: Monitor | None = None,
-        write: Callable[[], None] = lambda: None,
         on_lost: Callable[[str], None] = lambda why: None,
         on_draining: Callable[[float], None] = lambda finish_within_s: None,
     ) -> None:
-        """`write` makes commits and epochs last. `on_lost`: the verifier is gone, and the lane closes."""
+        """`on_lost`: the verifier is gone, and the lane closes."""
+        clock, metrics, waits = shared.clock, shared.metrics, shared.conduct
         self.facts, self._port, self._owner, self._waits = facts, port, owner, waits
-        self._clock, self._metrics, self._write = clock, metrics, write
+        self._clock, self._metrics, self._write, self._explain = clock, metrics, shared.write, shared.explain
         self._on_lost, self._on_draining = on_lost, on_draining
-        self._explain = explain if explain is not None else Explain()
-        monitor = monitor if monitor is not None else Monitor(metrics)
         self._members = Members(facts, waits.prefills)
-        self._drafters = LaneDrafters(load, clock, monitor)
+        self._drafters = LaneDrafters(shared.load, clock, shared.monitor)
         self._plans = LanePlans(facts.cost, window=waits.window, cohorts=waits.cohorts, bypass=waits.bypass)
         self._assignment = DrafterAssignment(self._drafters, self._plans, clock, metrics)
         self._commits = Commits(owner, facts.vocab_size, metrics)
-        self._learning = RoundLearning(facts.name, self._plans, self._commits.counts, monitor, metrics)
+        self._learning = RoundLearning(facts.name, self._plans, self._commits.counts, shared.monitor, metrics)
         self._orders: list[Down] = []  # to be told
         self._changed = True  # who takes part, or who drafts
         self._due = self._closed = False

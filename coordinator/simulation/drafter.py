@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from coordinator.lanes.facts import DrafterFacts
-from coordinator.simulation.pair import SimulatedBlock, SimulatedContext, SimulatedPair
+from coordinator.simulation.pair import SimulatedBlock, SimulatedContext
 from coordinator.simulation.world import SimulatedWorker, World, curve_of
 from dspark.rounds.events import SendOrder
 
@@ -33,10 +33,9 @@ class _Waiting(NamedTuple):
 class SimulatedDrafter(SimulatedWorker):
     """One drafter process. `rows` of contexts are counted, not kept."""
 
-    def __init__(self, world: World, pair: SimulatedPair, name: str, incarnation: int) -> None:
+    def __init__(self, world: World, name: str, incarnation: int) -> None:
         super().__init__(world)
-        self._pair = pair
-        spec = world.law.spec
+        self._pair, spec = world.pair, world.spec
         self.facts = DrafterFacts(
             name=name,
             endpoint=name,
@@ -107,7 +106,7 @@ class SimulatedDrafter(SimulatedWorker):
         rows = [row for each in self._passing for row in each.order.rows]
         context = sum(row.committed_len for row in rows) / max(len(rows), 1)
         pieces = (min(len(rows) - at, BLOCKS_AT_ONCE) for at in range(0, len(rows), BLOCKS_AT_ONCE))
-        return sum(self.world.law.spec.draft.seconds(piece, context) for piece in pieces)
+        return sum(self.world.spec.draft.seconds(piece, context) for piece in pieces)
 
     def _over(self, seconds: float) -> None:
         passed, self._passing = self._passing, []

@@ -8,8 +8,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from coordinator.lanes.conduct import LaneContext
 from coordinator.lanes.facts import DrafterPort
 from coordinator.lanes.lane import Lane
+from coordinator.lanes.monitor import Monitor
 from coordinator.queue.scheduler import QueueBounds, Scheduler
 from coordinator.simulation.device import Device
 from coordinator.simulation.drafter import SimulatedDrafter
@@ -19,7 +21,7 @@ from coordinator.simulation.recorder import Recorder
 from coordinator.simulation.scenario import Scenario
 from coordinator.simulation.verifier import SimulatedVerifier
 from coordinator.simulation.virtual_loop import run_virtual
-from coordinator.simulation.world import World
+from coordinator.simulation.world import KVShape, World
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.law import SyntheticLaw
 
@@ -61,8 +63,9 @@ class _Cell:
         most = max(scenario.concurrency, 1 << 20)
         bounds = QueueBounds(max_running=most, max_queued=scenario.max_queued)
         admission = Scheduler(bounds, clock, self._metrics)
-        self._world = World(SyntheticLaw(scenario.spec), scenario.hops, scenario.prefill_chunk, scenario.cores)
-        self._pages = scenario.kv_tokens // scenario.page_size
+        kv = KVShape(scenario.kv_tokens // scenario.page_size, scenario.page_size, scenario.prefill_chunk)
+        pair = SyntheticPair(SyntheticLaw(scenario.spec))
+        self._world = World(pair, scenario.spec, scenario.hops, kv, scenario.cores)
         self._processors = [Device(self._world.cores) for _ in range(scenario.coordinators)]
         load: Counter[DrafterPort] = Counter()
         self._open_lanes(admission, load)
@@ -88,25 +91,12 @@ class _Cell:
 
     def _open_lanes(self, admission: Scheduler, load: Counter[DrafterPort]) -> None:
         scenario, world, clock = self._scenario, self._world, asyncio.get_running_loop()
-        pair = SyntheticPair(world.law)
-        self._drafters = [SimulatedDrafter(world, pair, f"draft/{n}", n + 1) for n in range(scenario.drafters)]
+        shared = LaneContext(clock, self._metrics, Monitor(self._metrics), scenario.conduct, load=load)
+        self._drafters = [SimulatedDrafter(world, f"draft/{n}", n + 1) for n in range(scenario.drafters)]
         for number in range(scenario.verifiers):
             processor = self._processors[number % scenario.coordinators]
-            verifier = SimulatedVerifier(
-                world, pair, f"verify/{number}", processor, self._drafters, self._pages, scenario.page_size
-            )
-            self._lanes.append(
-                Lane(
-                    verifier.facts,
-                    verifier,
-                    admission,
-                    load=load,
-                    waits=scenario.conduct,
-                    clock=clock,
-                    metrics=self._metrics,
-                    on_lost=self._lane_failed,
-                )
-            )
+            verifier = SimulatedVerifier(world, f"verify/{number}", processor, self._drafters)
+            self._lanes.append(Lane(verifier.facts, verifier, admission, shared, on_lost=self._lane_failed))
             self._verifiers.append(verifier)
 
     def _lane_failed(self, why: str) -> None:

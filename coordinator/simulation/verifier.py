@@ -17,7 +17,7 @@ from coordinator.lanes.facts import VerifierFacts
 from coordinator.simulation.device import Device
 from coordinator.simulation.drafter import Answered, Key, SimulatedDrafter
 from coordinator.simulation.pages import Pages
-from coordinator.simulation.pair import SimulatedContext, SimulatedPair
+from coordinator.simulation.pair import SimulatedContext
 from coordinator.simulation.world import SimulatedWorker, World, curve_of
 from dspark.rounds.control import Admission, Down, DrafterAt, Listener, PassReport, Started, Timing, Up, Use
 from dspark.rounds.events import (
@@ -74,18 +74,15 @@ class SimulatedVerifier(SimulatedWorker):
     def __init__(
         self,
         world: World,
-        pair: SimulatedPair,
         name: str,
         processor: Device,
         drafters: Sequence[SimulatedDrafter],
-        pages: int,
-        page_size: int = 16,
         waits: Waits | None = None,
     ) -> None:
         """processor: of its coordinator, where reports are settled one after the other."""
         super().__init__(world)
-        self.processor, self._pair, self._pool = processor, pair, drafters
-        self.pages = Pages(pages, page_size, self._free)
+        self.processor, self._pair, self._pool = processor, world.pair, drafters
+        self.pages = Pages(world.kv.pages, world.kv.page_size, self._free)
         self._rounds = RoundLoop(self.pages, waits)
         self._listener: Listener | None = None
         self.held: dict[tuple[int, int], SimulatedContext] = {}  # by sequence and epoch
@@ -112,7 +109,7 @@ class SimulatedVerifier(SimulatedWorker):
             Released: self._news.append,
             DrafterEvent: self._drafter_event,
         }
-        spec = world.law.spec
+        spec = world.spec
         self.facts = VerifierFacts(
             name=name,
             endpoint=name,
@@ -124,8 +121,8 @@ class SimulatedVerifier(SimulatedWorker):
             context_length=spec.context_length,
             hidden_size=spec.feature_width,
             projection=spec.fingerprint,
-            page_size=page_size,
-            pages_total=pages,
+            page_size=world.kv.page_size,
+            pages_total=world.kv.pages,
             attention_path="synthetic",
             stop_token_ids=(),
             cost=curve_of(spec.verify),
@@ -294,7 +291,7 @@ class SimulatedVerifier(SimulatedWorker):
             count = min(budget, len(prompt.held.tokens) - prompt.run)
             prompt.run += count
             budget, taken, tokens = budget - count, taken + 1, tokens + count
-            seconds += self.world.law.spec.prefill_seconds(count, prompt.run)
+            seconds += self.world.spec.prefill_seconds(count, prompt.run)
             if prompt.run == len(prompt.held.tokens):
                 done.append(self._line.popleft())
         for prompt in done:
@@ -328,7 +325,7 @@ class SimulatedVerifier(SimulatedWorker):
         done: list[_SimulatedPrompt] = []
 
         def begin() -> float:
-            prompts, seconds, _ = self._ride(self.world.prefill_chunk, 1)
+            prompts, seconds, _ = self._ride(self.world.kv.prefill_chunk, 1)
             done.extend(prompts)
             return seconds
 
@@ -354,7 +351,7 @@ class SimulatedVerifier(SimulatedWorker):
             nonlocal ridden
             prompts, more, ridden = self._ride(RIDING, len(self._line))
             done.extend(prompts)
-            return self.world.law.spec.verify.seconds(own, context) + more
+            return self.world.spec.verify.seconds(own, context) + more
 
         def over(seconds: float) -> None:
             self._running -= 1

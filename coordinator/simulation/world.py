@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, replace
 
 from coordinator.planning.cost_curve import CostCurve
 from coordinator.simulation.device import Cores, Device
-from dspark.synthetic.law import SyntheticLaw
+from coordinator.simulation.pair import SimulatedPair
+from dspark.synthetic.spec import SyntheticSpec
 from dspark.synthetic.steps import StepTable
 
 
@@ -44,11 +45,20 @@ class Hops:
         return replace(self, **{name: factor * value for name, value in asdict(self).items() if name != "trailing"})
 
 
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """Of a verifier's pool. pages: 0 for no limit; prefill_chunk: prompt tokens of a pass without rounds."""
+
+    pages: int = 0
+    page_size: int = 16
+    prefill_chunk: int = 256
+
+
 class World:
     """What the workers of one simulation share."""
 
-    def __init__(self, law: SyntheticLaw, hops: Hops, prefill_chunk: int, cores: int = 0) -> None:
-        self.law, self.hops, self.prefill_chunk = law, hops, prefill_chunk
+    def __init__(self, pair: SimulatedPair, spec: SyntheticSpec, hops: Hops, kv: KVShape, cores: int = 0) -> None:
+        self.pair, self.spec, self.hops, self.kv = pair, spec, hops, kv
         self.cores = Cores(cores) if cores else None  # None: every process has one of its own
         self.loop = asyncio.get_running_loop()
 

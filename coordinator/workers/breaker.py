@@ -24,24 +24,24 @@ class CircuitBreaker:
 class Breaker:
     """Of one worker."""
 
-    def __init__(self, doubts: CircuitBreaker) -> None:
-        self._doubts = doubts
+    def __init__(self, terms: CircuitBreaker) -> None:
+        self._terms = terms
         self._losses: deque[float] = deque()
-        self._pause_s = doubts.pause_s
+        self._pause_s = terms.pause_s
         self._until = 0.0
 
     def lost(self, now: float) -> bool:
         """It was lost; returns whether that opened the breaker."""
-        doubts = self._doubts
-        while self._losses and self._losses[0] < now - doubts.window_s:
+        terms = self._terms
+        while self._losses and self._losses[0] < now - terms.window_s:
             self._losses.popleft()
         if not self._losses:
-            self._pause_s = doubts.pause_s
+            self._pause_s = terms.pause_s
         self._losses.append(now)
-        if not doubts.losses or len(self._losses) < doubts.losses:
+        if not terms.losses or len(self._losses) < terms.losses:
             return False
         self._until = now + self._pause_s
-        self._pause_s = min(2 * self._pause_s, doubts.longest_s)
+        self._pause_s = min(2 * self._pause_s, terms.longest_s)
         return True
 
     def left_s(self, now: float) -> float:

@@ -14,22 +14,17 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import grpc
 import structlog
 
-from coordinator.clock import Clock, Timer
-from coordinator.lanes.conduct import Conduct
-from coordinator.lanes.explain import Explain
+from coordinator.clock import Timer
+from coordinator.lanes.conduct import LaneContext
 from coordinator.lanes.facts import DrafterFacts, DrafterPort, VerifierFacts
 from coordinator.lanes.lane import Lane
-from coordinator.lanes.monitor import Monitor
 from coordinator.queue.scheduler import Scheduler
-from coordinator.workers.breaker import CircuitBreaker
 from coordinator.workers.compatibility import drafter_mismatch, senseless, verifier_mismatch
 from coordinator.workers.descriptions import drafter_facts, verifier_facts
 from coordinator.workers.drafter_client import DrafterClient
 from coordinator.workers.verifier_client import VerifierClient
 from coordinator.workers.warming import Unwarmed, warm
-from coordinator.workers.worker import Address, WorkerConnection, WorkerRole
-from dspark.runtime.telemetry import Metrics
-from dspark.runtime.tls import Tls
+from coordinator.workers.worker import Address, WorkerAccess, WorkerConnection, WorkerRole
 from dspark.types import Rule
 from dspark.wire.v1 import draft_pb2, verify_pb2
 
@@ -45,33 +40,24 @@ class Membership:
     def __init__(
         self,
         admission: Scheduler,
+        shared: LaneContext,
+        access: WorkerAccess,
         *,
-        waits: Conduct,
-        describe_s: float,
-        token: str | None,
-        tls: Tls | None = None,
-        clock: Clock,
-        metrics: Metrics,
-        write: Callable[[], None] = lambda: None,
-        doubts: CircuitBreaker | None = None,
         warm_up_s: float = 0.0,
         rule: Rule = Rule.BLOCK,
     ) -> None:
-        """`write` makes commits last before they are shown, see `commits`. `warm_up_s` bounds the first requests of a
-        worker, which go by `rule`, and how long the cell is not ready for want of a drafter; 0: there are none."""
+        """`warm_up_s` bounds the first requests of a worker, which go by `rule`, and how long the cell is not ready for
+        want of a drafter; 0: there are none."""
         self._warm_up_s, self._rule = warm_up_s, rule
+        self._shared, self._access = shared, access
         self._ready = False
         self._patience: Timer | None = None
-        self._write, self._doubts = write, doubts or CircuitBreaker()
         self._draining: frozenset[Address] = frozenset()
-        self.explain = Explain(metrics.dropped.labels(kind="explained", reason="not_read").inc)
-        self.monitor = Monitor(metrics)
+        self.explain, self.monitor = shared.explain, shared.monitor
         self.on_serving: Callable[[bool], None] = lambda serving: None  # told whether anybody can be taken in
-        self._admission, self._waits, self._describe_s = admission, waits, describe_s
+        self._admission, self._clock, self._metrics = admission, shared.clock, shared.metrics
         admission.verifier_warms = self._verifier_warms
-        self._token, self._tls, self._clock, self._metrics = token, tls, clock, metrics
         self._workers: dict[Address, WorkerConnection] = {}
-        self._load: Counter[DrafterPort] = Counter()
         self._lanes: dict[VerifierClient, Lane] = {}
         self._drafters: dict[DrafterClient, WorkerConnection] = {}
         self._leaving: set[asyncio.Task[None]] = set()
@@ -108,16 +94,7 @@ class Membership:
             self._let_go(self._workers.pop(address), "no longer announced")
         for address in wanted:
             if address not in self._workers:
-                self._workers[address] = WorkerConnection(
-                    address,
-                    self._join,
-                    describe_s=self._describe_s,
-                    doubts=self._doubts,
-                    alone=self._alone,
-                    token=self._token,
-                    tls=self._tls,
-                    metrics=self._metrics,
-                )
+                self._workers[address] = WorkerConnection(address, self._join, self._alone, self._access, self._metrics)
         for worker in self._workers.values():
             self._drain(worker, worker.address in self._draining)
         waiting = [worker.settled.wait() for worker in self._workers.values()]
@@ -150,7 +127,7 @@ class Membership:
         if isinstance(worker.port, VerifierClient):
             lane = self._lanes.get(worker.port)
             return len(lane) if lane is not None else 0
-        return self._load[worker.port] if isinstance(worker.port, DrafterClient) else 0
+        return self._shared.load[worker.port] if isinstance(worker.port, DrafterClient) else 0
 
     def _drain(self, worker: WorkerConnection, drains: bool) -> None:
         """By the operator's word: nobody new, and who is there finishes."""
@@ -220,7 +197,7 @@ class Membership:
         def leaves(finish_within_s: float) -> None:
             self._leaves(worker, finish_within_s)
 
-        client = VerifierClient(facts, channel, self._token, self._metrics, lost, leaves)
+        client = VerifierClient(facts, channel, self._access.token, self._metrics, lost, leaves)
         worker.hold(client)
         if (problem := await self._warm_verifier(worker, client) or self._unlike(facts)) is not None:
             return problem
@@ -242,13 +219,7 @@ class Membership:
             client.facts,
             client.stream,
             self._admission,
-            load=self._load,
-            waits=self._waits,
-            clock=self._clock,
-            metrics=self._metrics,
-            explain=self.explain,
-            monitor=self.monitor,
-            write=self._write,
+            self._shared,
             on_lost=client.on_lost,
             on_draining=client.on_draining,
         )
@@ -269,13 +240,13 @@ class Membership:
             self._drafters.pop(client, None)
             for lane in self._lanes.values():
                 lane.drafter_left(client)
-            self._load.pop(client, None)
+            self._shared.load.pop(client, None)
             self._gone(worker, why)
 
         def leaves(finish_within_s: float) -> None:
             self._leaves(worker, finish_within_s)
 
-        client = DrafterClient(facts, channel, self._token, lost, leaves)
+        client = DrafterClient(facts, channel, self._access.token, lost, leaves)
         worker.hold(client)
         if (problem := await self._warm_drafter(worker, client)) is not None:
             return problem
@@ -329,7 +300,9 @@ class Membership:
         problem = None
         try:
             async with asyncio.timeout(self._warm_up_s):
-                await warm(verifier, drafters, plain=plain, rule=self._rule, waits=self._waits, clock=self._clock)
+                await warm(
+                    verifier, drafters, plain=plain, rule=self._rule, waits=self._shared.conduct, clock=self._clock
+                )
         except TimeoutError:
             problem = f"its first requests did not end within {self._warm_up_s:g} s"
         except Unwarmed as error:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from coordinator.answers.answer import Answer, CommitLog, CommittedTokens
 from coordinator.answers.request_stats import RequestStats
 from coordinator.clock import Clock
-from coordinator.lanes.conduct import Conduct
+from coordinator.lanes.conduct import Conduct, LaneContext
 from coordinator.lanes.facts import DrafterFacts, DrafterPort, VerifierFacts
 from coordinator.lanes.lane import Lane
+from coordinator.lanes.monitor import Monitor
 from coordinator.lanes.request_state import LifeEvent, RequestState
 from coordinator.lanes.request_state import SequenceLife as Life
 from coordinator.requests.request import Request
@@ -74,13 +74,13 @@ async def warm(
 async def _lane(verifier: VerifierClient, owner: _Owner, waits: Conduct, clock: Clock) -> AsyncGenerator[Lane]:
     """One that nobody else sees, over a stream of its own, which ends with the first requests."""
     stream, facts = verifier.open(), replace(verifier.facts, cost=None)
-    load = Counter[DrafterPort]()
+    metrics = Metrics()
 
     def lost(why: str) -> None:
         owner.why_lost = why
 
     try:
-        yield Lane(facts, stream, owner, load=load, waits=waits, clock=clock, metrics=Metrics(), on_lost=lost)
+        yield Lane(facts, stream, owner, LaneContext(clock, metrics, Monitor(metrics), waits), on_lost=lost)
     finally:
         stream.close("its first requests are over")
         await stream.ended()

@@ -10,7 +10,7 @@ import contextlib
 import enum
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import grpc
@@ -47,6 +47,16 @@ class Address:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerAccess:
+    """How workers are spoken to. describe_s: longest wait for one to say what it is."""
+
+    describe_s: float = 5.0
+    token: str | None = None
+    tls: Tls | None = None
+    breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
+
+
 class WorkerPort(Protocol):
     """What speaks with a worker that was taken in."""
 
@@ -67,14 +77,11 @@ class WorkerConnection:
         self,
         address: Address,
         join: Callable[[WorkerConnection, Description, grpc.aio.Channel], Awaitable[str | None]],
-        *,
-        describe_s: float,
-        doubts: CircuitBreaker,
         alone: Callable[[WorkerConnection], bool],
-        token: str | None,
-        tls: Tls | None = None,
+        access: WorkerAccess,
         metrics: Metrics,
     ) -> None:
+        """alone: whether it is the last of its role."""
         self.address = address
         self.state = "connecting"
         self.detail = ""
@@ -83,9 +90,9 @@ class WorkerConnection:
         self.settled = asyncio.Event()  # the first attempt is over, one way or the other
         self.port: WorkerPort | None = None
         self._held: WorkerPort | None = None  # the last one, whose stream may still be ending
-        self._join, self._describe_s, self._token, self._metrics = join, describe_s, token, metrics
-        self._breaker, self._alone = Breaker(doubts), alone
-        self._channel = open_channel(address.endpoint, tls=tls, watch_ms=WORKER_WATCH_MS)
+        self._join, self._access, self._metrics = join, access, metrics
+        self._breaker, self._alone = Breaker(access.breaker), alone
+        self._channel = open_channel(address.endpoint, tls=access.tls, watch_ms=WORKER_WATCH_MS)
         self._released = asyncio.Event()
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
@@ -134,7 +141,7 @@ class WorkerConnection:
             types_pb2.DescribeRequest(),
             timeout=timeout_s,
             wait_for_ready=True,
-            metadata=auth_metadata(self._token),
+            metadata=auth_metadata(self._access.token),
         )
         return said
 
@@ -180,7 +187,7 @@ class WorkerConnection:
     async def _connect(self) -> str | None:
         """None once taken in; else why not, and nothing is held."""
         try:
-            said = await self.describe(self._describe_s)
+            said = await self.describe(self._access.describe_s)
         except grpc.aio.AioRpcError as error:
             return f"{self.address.endpoint}: {error.code().name.lower()}: {error.details()}"
         self.state = "draining" if said.draining else "connecting"

@@ -17,7 +17,7 @@ from dspark.errors import ConfigError, Overloaded
 from dspark.runtime import roles
 from dspark.runtime.outbox import MAX_EVENTS
 from dspark.runtime.security import Security
-from dspark.runtime.server import authorization_in, names_in, server_options, status_of
+from dspark.runtime.server import ServerLimits, authorization_in, names_in, server_options, status_of
 
 MAX_STREAMS = 64
 START_STOP_S = 1.0
@@ -59,7 +59,7 @@ class BlockingServer(Generic[C, E]):
             ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix=name.lower()),
             handlers=(grpc.method_handlers_generic_handler(service, {name: handler}),),
             maximum_concurrent_rpcs=MAX_STREAMS,
-            options=server_options(MAX_STREAMS),
+            options=server_options(ServerLimits(MAX_STREAMS)),
         )
         try:
             credentials = security.server_credentials()

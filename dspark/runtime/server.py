@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
@@ -61,32 +62,38 @@ MAX_CONNECTIONS = 4096
 CONNECTIONS_FULL = 4  # connections with as many streams as they may have, before calls are refused
 
 
-def server_options(
-    max_concurrent_streams: int,
-    per_connection: int | None = None,
-    max_receive: int = MAX_MESSAGE,
-    least_ping_ms: int = LEAST_PING_MS,
-    lookahead: int = LOOKAHEAD,
-) -> list[tuple[str, int]]:
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What peers of a listener may do."""
+
+    max_concurrent_streams: int = 256
+    per_connection: int | None = None  # streams; None: all of them
+    max_receive: int = MAX_MESSAGE  # bytes of a message
+    least_ping_ms: int = LEAST_PING_MS
+    lookahead: int = LOOKAHEAD
+
+
+def server_options(limits: ServerLimits) -> list[tuple[str, int]]:
     """Of every listener."""
+    most = limits.max_concurrent_streams
     return [
         ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", max_receive),
+        ("grpc.max_receive_message_length", limits.max_receive),
         ("grpc.max_send_message_length", MAX_MESSAGE),
-        ("grpc.http2.lookahead_bytes", lookahead),
+        ("grpc.http2.lookahead_bytes", limits.lookahead),
         ("grpc.max_metadata_size", METADATA_SOFT),
         ("grpc.absolute_max_metadata_size", METADATA_HARD),
         # Whoever connects and says nothing holds a socket no longer than this.
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
         # Bounds what one peer can do to the others by opening and cancelling calls.
-        ("grpc.max_concurrent_streams", per_connection or max_concurrent_streams),
+        ("grpc.max_concurrent_streams", limits.per_connection or most),
         # Calls that Python has not looked at yet: beyond 1,000 gRPC would cancel some without a word.
-        ("grpc.server.max_pending_requests", max(max_concurrent_streams, 1000)),
-        ("grpc.server.max_pending_requests_hard_limit", max(2 * max_concurrent_streams, 3000)),
+        ("grpc.server.max_pending_requests", max(most, 1000)),
+        ("grpc.server.max_pending_requests_hard_limit", max(2 * most, 3000)),
         # Peers may ask so often whether this process is there, however long it has nothing to say. Whoever
         # asks more often is cut; not at once, as a starved process reads several pings at a time.
-        ("grpc.http2.min_ping_interval_without_data_ms", least_ping_ms),
+        ("grpc.http2.min_ping_interval_without_data_ms", limits.least_ping_ms),
         ("grpc.http2.max_ping_strikes", PING_STRIKES),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", 10_000),
@@ -106,13 +113,10 @@ class GrpcServer:
         *,
         bind: str,
         security: Security | None = None,
-        max_concurrent_streams: int = 256,
-        per_connection: int | None = None,
-        max_receive: int = MAX_MESSAGE,
+        limits: ServerLimits | None = None,
         prompt_bytes: Callable[[], int] = lambda: MAX_REQUEST,
-        least_ping_ms: int = LEAST_PING_MS,
-        lookahead: int = LOOKAHEAD,
     ) -> None:
+        limits = limits or ServerLimits()
         self._security = security or Security()
         self._security.check_bind(bind)
         self._bind = bind
@@ -124,8 +128,8 @@ class GrpcServer:
         self._server = grpc.aio.server(
             interceptors=[_Guard(self._security.access, prompt_bytes, self._readers)],
             # Over all connections; what a connection may hold is bounded below.
-            maximum_concurrent_rpcs=CONNECTIONS_FULL * max_concurrent_streams,
-            options=server_options(max_concurrent_streams, per_connection, max_receive, least_ping_ms, lookahead),
+            maximum_concurrent_rpcs=CONNECTIONS_FULL * limits.max_concurrent_streams,
+            options=server_options(limits),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 

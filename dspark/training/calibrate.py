@@ -29,7 +29,7 @@ from dspark.model.location import locate
 from dspark.training import calibration_report, record, reliability, sts
 from dspark.training.asked import questions
 from dspark.training.disk import write_whole
-from dspark.training.held_rounds import JudgedRounds, RoundSource
+from dspark.training.held_rounds import JudgedRounds, RoundSettings, RoundSource
 from dspark.training.rounds import TOP_K_CUT
 
 TEMPERATURES = (0.7, 1.0)
@@ -73,7 +73,7 @@ def calibrate(
     if any(len(rows_of) < 2 for rows_of in asked.values()):
         raise ConfigError("prompts: two rows at least of every file, one to fit on and one to measure on")
     named = f"{fingerprint(target)} {fingerprint(drafter, target=target)} {cut} {new_tokens} {seed} {rows}"
-    source = RoundSource(loaded, made, asked, seed=seed, new_tokens=new_tokens, cut=cut, keep=keep, named=named)
+    source = RoundSource(loaded, made, asked, RoundSettings(seed, new_tokens, cut), keep=keep, named=named)
     sampled = [path.stem for path in prompts]
     jobs: list[_Job] = [_Job("token", "greedy", (0.0,), list(asked))]
     jobs += [_Job(rule, "sampled", tuple(temperatures), sampled) for rule in rules]

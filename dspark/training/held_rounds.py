@@ -32,6 +32,14 @@ class JudgedRounds(NamedTuple):
     accepted: Ints  # [n]
 
 
+class RoundSettings(NamedTuple):
+    """How they are drawn."""
+
+    seed: int
+    new_tokens: int  # of an answer, at most
+    cut: int | None  # entries of q
+
+
 class RoundSource:
     """Where the rounds of one calibration come from."""
 
@@ -40,15 +48,13 @@ class RoundSource:
         target: LoadedTarget,
         drafter: Drafter,
         asked: Mapping[str, Sequence[DatasetPrompt]],  # by the name of the file
+        settings: RoundSettings,
         *,
-        seed: int,
-        new_tokens: int,
-        cut: int | None,
         keep: Path | None = None,
         named: str = "",  # what the rounds depend on, prompts apart; kept ones of another name are not used
     ) -> None:
         self._target, self._drafter, self._asked = target, drafter, asked
-        self._seed, self._new_tokens, self._cut = seed, new_tokens, cut
+        self._seed, self._new_tokens, self._cut = settings
         self._keep, self._named = keep, named
         self._drawn: dict[tuple[str, bool, float], list[TargetText]] = {}
 

@@ -129,7 +129,8 @@ def test_a_call_that_cannot_be_made_leaves_no_channel_behind(drafters: Any, monk
 
 def test_one_stream_that_cannot_be_closed_keeps_no_other_one_open() -> None:
     engine: Any = SimpleNamespace(projection=SimpleNamespace(fingerprint="p"))
-    of_all: Any = Drafters(engine, *[SimpleNamespace()] * 4, {}, lambda _: None, lambda _: None)  # type: ignore[arg-type]
+    worker: Any = SimpleNamespace(engine=engine, security=None, incarnation=1, metrics=None)
+    of_all: Any = Drafters(worker, SimpleNamespace(), {}, lambda _: None, lambda _: None)  # type: ignore[arg-type]
     closed = []
 
     class Stream:
