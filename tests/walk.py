@@ -30,7 +30,8 @@ def file_of(frame: FrameType | None) -> str:
     if frame is None or not frame.f_code.co_filename.startswith(NAMED):
         return ""
     name = frame.f_code.co_filename.removeprefix(NAMED)
-    return name if name.partition("/")[0] in ROOMS and "_pb2" not in name else ""
+    ours = name.partition("/")[0] in ROOMS and "_pb2" not in name and not name.startswith("coordinator/simulation/")
+    return name if ours else ""
 
 
 @dataclass
@@ -96,27 +97,28 @@ def walk(begins: Callable[[str, str], bool], ends: Callable[[str, str], bool], *
 
 
 def submitted() -> Walk:
-    """A request, from Generate until it is in line."""
+    """A request, from Generate until it stands in line."""
 
     def ends(name: str, function: str) -> bool:
         return name.startswith("coordinator/queue/") and function == "submit"
 
-    return walk(lambda *call: call == GENERATE, ends, "coordinator", "dspark")
+    return walk(lambda *call: call == GENERATE, ends, "coordinator")
 
 
 def first_token() -> Walk:
-    """A request, from Generate until its first token is written: the coordinator's part."""
-    return walk(lambda *call: call == GENERATE, lambda _, function: function in FIRST, "coordinator", "dspark")
+    """A request, from Generate until its first token is written."""
 
+    def ends(name: str, function: str) -> bool:
+        return name.startswith("coordinator/reception/") and function == "write_parts"
 
-FIRST = ("write_parts", "write_chunk")
+    return walk(lambda *call: call == GENERATE, ends, "coordinator")
 
 
 def feature_row() -> Walk:
     """The rows of a round, from the end of its pass at the verifier until the drafter has them in its context."""
 
     def begins(name: str, function: str) -> bool:
-        return name.startswith("verify_service/") and function in ("commit", "judge_cohort")
+        return name.startswith("verify_service/") and function == "commit"
 
     def ends(name: str, function: str) -> bool:
         return name.startswith("draft_service/") and function == "add"
@@ -124,8 +126,23 @@ def feature_row() -> Walk:
     return walk(begins, ends, "verify_service", "draft_service", "dspark")
 
 
+def next_draft() -> Walk:
+    """A round, from the end of its pass at the verifier until the drafter begins the next one."""
+
+    def begins(name: str, function: str) -> bool:
+        return name.startswith("verify_service/") and function == "commit"
+
+    def ends(name: str, function: str) -> bool:
+        return name.startswith("draft_service/") and function == "timed_draft"
+
+    return walk(begins, ends)
+
+
+WALKS = (submitted, first_token, feature_row, next_draft)
+
+
 def main() -> None:
-    for made in (submitted, first_token, feature_row):
+    for made in WALKS:
         print(json.dumps({"walk": made.__name__, **made().told()}))
 
 

@@ -87,11 +87,12 @@ class InputProcessor:
         lasts_s = self._longest_s if remaining_s is None else min(remaining_s, self._longest_s)
         check_head(message, self.tokenizer is not None)
         self.cell.check_capacity(current_caller().tenant)
-        prompt = await self._prompt(message)
+        limits = self.limits()
+        prompt = await self._prompt(message, limits)
         request = read_request(
             message,
             prompt,
-            self.limits(),
+            limits,
             make_id=lambda: secrets.token_hex(8),
             draw_seed=lambda: secrets.randbits(64),
         )
@@ -102,10 +103,10 @@ class InputProcessor:
         timer = self.clock.call_later(lasts_s, call.cut, Expired(f"no answer within {lasts_s:.3g} s"))
         return ResponseStream(call, outlet, output, timer, self.metrics)
 
-    async def _prompt(self, message: generate_pb2.GenerateRequest) -> tuple[int, ...]:
+    async def _prompt(self, message: generate_pb2.GenerateRequest, limits: Limits) -> tuple[int, ...]:
         if message.WhichOneof("input") != "text" or self.tokenizer is None:
             ids = message.tokenized.input_ids
-            limit = self.limits().context_length
+            limit = limits.context_length
             if len(ids) >= limit:  # before anything is copied
                 raise InvalidRequest(
                     "tokenized.input_ids", f"{len(ids)} tokens leave no room for an answer in a context of {limit}"
