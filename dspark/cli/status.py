@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dspark.cli import credentials
-from dspark.errors import ConfigError, DsparkError, Expired, Unavailable
+from dspark.errors import DsparkError, Expired, Unavailable
 
 if TYPE_CHECKING:
     from dspark.client import CellStatus, MeasuredCost
@@ -31,8 +31,6 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     """Adds `status`."""
     parser = commands.add_parser("status", parents=[shared], help="list every process and lane")
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--hints", action="store_true", help="say how many drafters the measured costs ask for")
-    parser.add_argument("--streams", type=int, metavar="N", help="with --hints: for N running streams (those of now)")
     parser.add_argument(
         "--explain", metavar="REQUEST", help="explain a request by its id: its rounds as it runs, and its end"
     )
@@ -57,28 +55,11 @@ def _status(args: argparse.Namespace) -> int:
         except (Unavailable, Expired) as error:
             raise _unreachable(client.endpoint, error, by_hand=args.endpoint is not None) from None
     shape = as_json(client.endpoint, reply)
-    if args.hints or args.streams is not None:
-        shape["hint"] = _hint(reply, args.streams)
     if args.json:
         print(json.dumps(shape, indent=2))
     else:
         _print(shape)
     return 0
-
-
-def _hint(reply: CellStatus, streams: int | None) -> dict[str, Any] | None:
-    """What the measured costs ask for, see `deploy.sizing`; None without drafters or cost curves."""
-    from dataclasses import asdict
-
-    from deploy.load_report import LoadSample, LoadWindow
-    from deploy.sizing import hint_of
-
-    if streams is not None and streams < 1:
-        raise ConfigError(f"streams: {streams} is less than 1")
-    window = LoadWindow(0.0)
-    window.add(LoadSample(0.0, reply))
-    hint = hint_of(window, streams=streams)
-    return asdict(hint) | {"sentence": hint.sentence()} if hint is not None else None
 
 
 def _unreachable(endpoint: str, error: DsparkError, *, by_hand: bool) -> DsparkError:
@@ -171,8 +152,6 @@ def _print(shape: dict[str, Any]) -> None:
                 _table(("", *map(str, curve["contexts"])), _cost_rows(curve), indent=4)
                 if curve["borrowed"]:
                     print("    * not measured: a neighbour's value")
-    if "hint" in shape:
-        print(f"\nhint: {shape['hint']['sentence'] if shape['hint'] else 'none without a drafter and cost curves'}")
     print(f"\n{shape['queued']} of at most {shape['queue_limit']} requests wait for admission")
 
 

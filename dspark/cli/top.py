@@ -59,17 +59,10 @@ def _top(args: argparse.Namespace) -> int:
 
 
 def frame(window: LoadWindow, endpoint: str) -> RenderableType:
-    """What is shown: the cell, its pools, its lanes, the hint."""
+    """What is shown: the cell, its pools, its lanes."""
     from rich.console import Group
-    from rich.text import Text
 
-    from deploy.sizing import hint_of
-
-    hint = hint_of(window)
-    parts: list[RenderableType] = [_cell(window, endpoint), _pools(window), _lanes(window)]
-    if hint is not None:
-        parts.append(Text(f"hint: {hint.sentence()}", style="dim"))
-    return Group(*parts)
+    return Group(_cell(window, endpoint), _pools(window), _lanes(window))
 
 
 def _cell(window: LoadWindow, endpoint: str) -> RenderableType:
