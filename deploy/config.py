@@ -19,15 +19,19 @@ TLS_FILES = ("tls_cert", "tls_key", "tls_ca")
 class ClusterConfig:
     """One cell: a coordinator, a pool of verifiers, a pool of drafters, and front ends where clients are many."""
 
-    target: str = field(default="", metadata={"doc": "Target: a folder, or an id in the hub cache."})
+    target: str = field(
+        default="", metadata={"doc": "Folder, hub id, GGUF file or name of the target (smollm2, the shipped pair)."}
+    )
     drafter: str = field(
-        default="", metadata={"doc": "Drafter: a folder, or an id in the hub cache; none: plain decoding."}
+        default="", metadata={"doc": "Folder or hub id of a drafter for it, of any family; none: plain decoding."}
     )
     revision: str | None = field(default=None, metadata={"doc": "Revision of both when they are hub ids."})
     engine: str = field(
         default="real", metadata={"doc": "real, or synthetic: workers of given step times and acceptance, no models."}
     )
-    synthetic: str | None = field(default=None, metadata={"doc": "YAML file of a synthetic pair; for that engine."})
+    synthetic: str | None = field(
+        default=None, metadata={"doc": "YAML file of a synthetic pair, see docs/simulator.md; for that engine."}
+    )
     verifiers: int = field(default=1, metadata={"doc": "Verifier processes."})
     drafters: int = field(default=1, metadata={"doc": "Drafter processes."})
     frontends: int = field(
@@ -51,7 +55,10 @@ class ClusterConfig:
     port: int = field(default=0, metadata={"doc": "Port of the coordinator; 0 takes a free one and keeps it."})
     insecure: bool = field(default=False, metadata={"doc": "Listen beyond this machine without asking for a token."})
     tls_cert: str | None = field(
-        default=None, metadata={"doc": "PEM file of every process's certificate; at this path on every node."}
+        default=None,
+        metadata={
+            "doc": "PEM file of the certificate of every process, at this path on every node (`dspark certificates`)."
+        },
     )
     tls_key: str | None = field(default=None, metadata={"doc": "PEM file of its private key; likewise."})
     tls_ca: str | None = field(

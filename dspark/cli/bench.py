@@ -8,15 +8,12 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dspark.cli import credentials
-from dspark.cli.numbers import numbers, whole
+from dspark.cli.options import add_endpoint, numbers, tls_of, whole
 from dspark.errors import ConfigError, InvalidRequest
-
-if TYPE_CHECKING:
-    from dspark.runtime.tls import Tls
 
 DESCRIPTION = """Asks at the given concurrency (closed loop) or rate (open loop, random arrivals) and measures from
 outside: time to first token, time per token, tokens a second per user and in all, and what speculation did. Latency
@@ -27,24 +24,27 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     """Adds `bench`."""
     parser = commands.add_parser("bench", parents=[shared], help="measure a server under load", description=DESCRIPTION)
     server = parser.add_argument_group("server")
+    add_endpoint(server)
     server.add_argument(
-        "--endpoint", metavar="HOST:PORT", help="coordinator; default: the cluster of this state folder"
+        "--openai", default="", metavar="URL", help="an OpenAI-style server instead, up to and including /v1"
     )
-    credentials.add_options(server)
-    server.add_argument("--openai", metavar="URL", help="an OpenAI-style server instead, up to and including /v1")
     server.add_argument("--model", default="", help="model name to ask the OpenAI-style server for")
     server.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds its key")
     load = parser.add_argument_group("load")
     loop = load.add_mutually_exclusive_group()
     loop.add_argument("--concurrency", type=whole, metavar="N,N", help="users at a time (1,4,16)")
-    loop.add_argument("--rate", type=numbers, metavar="R,R", help="requests a second, arriving at random")
+    loop.add_argument("--rate", type=numbers, default=(), metavar="R,R", help="requests a second, arriving at random")
     load.add_argument(
         "--requests", type=int, default=0, metavar="N", help="measured requests a point (4 a user, >= 16)"
     )
-    load.add_argument("--duration", type=float, default=0.0, metavar="S", help="longest window of a point, in seconds")
+    load.add_argument(
+        "--duration", dest="duration_s", type=float, default=0.0, metavar="S", help="longest window of a point, seconds"
+    )
     load.add_argument("--warmup", type=int, metavar="N", help="requests before the window of a point (one a user)")
     load.add_argument("--seed", type=int, default=0, help="of arrivals, of the order of prompts and of sampling")
-    load.add_argument("--timeout", type=float, default=600.0, metavar="S", help="longest answer (600)")
+    load.add_argument(
+        "--timeout", dest="timeout_s", type=float, default=600.0, metavar="S", help="longest answer (600)"
+    )
     asked = parser.add_argument_group("requests")
     source = asked.add_mutually_exclusive_group()
     source.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines with `prompt` or `prompt_token_ids`")
@@ -52,7 +52,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     source.add_argument("--input-len", type=int, metavar="N", help="random token ids instead, N to a prompt")
     asked.add_argument("--vocabulary", type=int, metavar="N", help="ids below N for --input-len with --openai")
     asked.add_argument("--output-len", type=int, default=128, metavar="N", help="longest answer in tokens (128)")
-    asked.add_argument("--stop-at-eos", action="store_true", help="let answers end by themselves")
+    asked.add_argument("--stop-at-eos", dest="ignore_eos", action="store_false", help="let answers end by themselves")
     asked.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (the default)")
     asked.add_argument("--policy", default="", metavar="P,P", help="policies, one series each (the deployment's)")
     asked.add_argument("--rule", default="", choices=["token", "block", "coupled"], help="acceptance rule")
@@ -79,30 +79,11 @@ def _bench(args: argparse.Namespace) -> int:
     elif args.others:
         raise InvalidRequest("with", "needs --plot")
     earlier = [point for path in args.others for point in report.load(path)]
-    order = sweep.SweepOrder(
-        endpoint=None if args.openai else _cell(args),
-        token=_token(args),
-        tls=_tls(args),
-        openai=args.openai or "",
-        model=args.model,
-        concurrency=tuple(args.concurrency or (() if args.rate else (1, 4, 16))),
-        rates=tuple(args.rate or ()),
-        policies=tuple(part.strip() for part in args.policy.split(",")),
-        requests=args.requests,
-        duration_s=args.duration,
-        warmup=args.warmup,
-        seed=args.seed,
-        timeout_s=args.timeout,
-        prompts=args.prompts,
-        domains=tuple(part.strip() for part in args.domains.split(",")),
-        input_len=args.input_len,
-        vocabulary=args.vocabulary,
-        output_len=args.output_len,
-        ignore_eos=not args.stop_at_eos,
-        temperature=args.temperature,
-        rule=args.rule,
-        renderer=_renderer,
-    )
+    given = {field.name: getattr(args, field.name) for field in fields(sweep.SweepOrder) if hasattr(args, field.name)}
+    given |= _server(args)
+    given |= {name: tuple(part.strip() for part in getattr(args, name).split(",")) for name in ("policy", "domains")}
+    given["concurrency"] = args.concurrency or (() if args.rate else (1, 4, 16))
+    order = sweep.SweepOrder(**given, renderer=_renderer)
     points = asyncio.run(sweep.run(order, report.Bar()))
     result = {"command": " ".join(["dspark", "bench", *sys.argv[2:]]), **report.machine(), "points": points}
     if args.save is not None:
@@ -122,35 +103,18 @@ def _renderer(target: str) -> Callable[[str], str] | None:
     return question_renderer(target)
 
 
-def _cell(args: argparse.Namespace) -> str:
-    if args.endpoint:
-        return str(args.endpoint)
+def _server(args: argparse.Namespace) -> dict[str, Any]:
+    """Whom to ask, and what to show there: endpoint (None for an OpenAI-style server), token, tls."""
     from dspark.client.cell import find_cell
-
-    return find_cell().endpoint
-
-
-def _token(args: argparse.Namespace) -> str | None:
-    if args.openai:
-        if args.api_key_env is None:
-            return None
-        key = os.environ.get(args.api_key_env)
-        if not key:
-            raise ConfigError(f"api-key-env: {args.api_key_env} is not set")
-        return key
     from dspark.runtime.identity import read_token
 
-    if args.endpoint or args.token_file:
-        return read_token(args.token_file)
-    from dspark.client.cell import find_cell
-
-    return find_cell().token()
-
-
-def _tls(args: argparse.Namespace) -> Tls | None:
-    given = credentials.tls_of(args)
-    if given is not None or args.openai or args.endpoint:
-        return given
-    from dspark.client.cell import find_cell
-
-    return find_cell().tls()
+    if args.openai:
+        key = os.environ.get(args.api_key_env) if args.api_key_env else None
+        if args.api_key_env and not key:
+            raise ConfigError(f"api-key-env: {args.api_key_env} is not set")
+        return {"endpoint": None, "token": key, "tls": tls_of(args)}
+    token, tls = read_token(args.token_file), tls_of(args)
+    if args.endpoint:
+        return {"endpoint": args.endpoint, "token": token, "tls": tls}
+    cell = find_cell()
+    return {"endpoint": cell.endpoint, "token": token or cell.token(), "tls": tls or cell.tls()}

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dspark.cli import credentials, health
+from dspark.cli import health
+from dspark.cli.options import add_endpoint, check_encoding, open_client, wait_s
 from dspark.errors import ConfigError, DsparkError
 
 if TYPE_CHECKING:
@@ -43,11 +44,8 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", metavar="PATH_OR_ID", help="whose template and tokenizer are used (those of the served model)"
     )
-    parser.add_argument("--wait", type=health.wait_s, metavar="S", help="wait at most so long for the cell to be ready")
-    parser.add_argument(
-        "--endpoint", metavar="HOST:PORT", help="coordinator or front end; default: the cluster of this state folder"
-    )
-    credentials.add_options(parser)
+    parser.add_argument("--wait", type=wait_s, metavar="S", help="wait at most so long for the cell to be ready")
+    add_endpoint(parser, "coordinator or front end; default: the cluster of this state folder")
     parser.set_defaults(run=_chat)
 
 
@@ -82,8 +80,6 @@ def _interrupt() -> NoReturn:
 
 
 def _chat(args: argparse.Namespace) -> int:
-    from dspark.cli.generate import check_encoding, open_client
-
     check_encoding("system", args.system)
     if args.max_tokens < 1:
         raise ConfigError(f"--max-tokens: {args.max_tokens} is no answer, at least 1 is wanted")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from dspark.cli import credentials
+from dspark.cli.options import add_endpoint, open_client
 from dspark.errors import ConfigError, DsparkError
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
         help="list where metrics are, for Prometheus",
         description="Prints targets for file_sd_configs; with --serve, answers http_sd_configs at /sd until Ctrl-C.",
     )
-    parser.add_argument("--endpoint", metavar="HOST:PORT", help="coordinator (the one of this state folder)")
-    credentials.add_options(parser)
+    add_endpoint(parser)
     parser.add_argument("--serve", metavar="HOST:PORT", help="serve the list over HTTP; port 0 takes any")
     parser.set_defaults(run=_discover)
 
@@ -50,8 +49,6 @@ def groups(reply: CellStatus) -> Groups:
 
 
 def _discover(args: argparse.Namespace) -> int:
-    from dspark.cli.generate import open_client
-
     with open_client(args) as client:
         if args.serve is None:
             print(json.dumps(groups(client.status()), indent=2))

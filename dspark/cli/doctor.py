@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dspark.cli import credentials
+from dspark.cli.options import add_endpoint, open_client
 
 if TYPE_CHECKING:
     from dspark.cli.checks import Finding
@@ -34,8 +34,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", help="revision of both when they are hub ids")
     parser.add_argument("--address", metavar="HOST:PORT", help="running Ray cluster that is to be joined")
     parser.add_argument("--http", default="127.0.0.1:8000", metavar="HOST:PORT", help="port to try (127.0.0.1:8000)")
-    parser.add_argument("--endpoint", metavar="HOST:PORT", help="coordinator to ask (the one of this state folder)")
-    credentials.add_options(parser)
+    add_endpoint(parser)
     parser.add_argument(
         "--acceptance", action="store_true", help="load the pair and see what is accepted on a few held prompts"
     )
@@ -62,7 +61,6 @@ def _doctor(args: argparse.Namespace) -> int:
 def _guarded(args: argparse.Namespace) -> Iterator[Finding]:
     """All checks; one that breaks is itself a finding, and the others go on."""
     from dspark.cli import checks, extras
-    from dspark.cli.generate import open_client
     from dspark.cli.lifecycle import pair
     from dspark.errors import DsparkError
 

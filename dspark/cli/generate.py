@@ -6,14 +6,12 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dspark.cli import credentials, health
+from dspark.cli import health
+from dspark.cli.options import add_endpoint, check_encoding, open_client, wait_s
 from dspark.errors import InvalidRequest
 from dspark.numerals import number_in, whole_in
-
-if TYPE_CHECKING:
-    from dspark.client import Client
 
 # Arguments that are options of the client under the same name.
 _OPTIONS = (
@@ -91,11 +89,8 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--drafter", default="", metavar="NAME", help="replica that is to draft, e.g. draft/1")
     parser.add_argument("--label", default="", metavar="NAME", help="count acceptance under this name in the metrics")
     parser.add_argument("--timeout", type=float, metavar="S", help="deadline in seconds")
-    parser.add_argument("--wait", type=health.wait_s, metavar="S", help="wait at most so long for the cell to be ready")
-    parser.add_argument(
-        "--endpoint", metavar="HOST:PORT", help="coordinator; default: the cluster of this state folder"
-    )
-    credentials.add_options(parser)
+    parser.add_argument("--wait", type=wait_s, metavar="S", help="wait at most so long for the cell to be ready")
+    add_endpoint(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end, stream nothing")
     parser.set_defaults(run=_generate)
 
@@ -113,24 +108,6 @@ def _bias(text: str) -> tuple[int, float]:
         return whole_in(token), number_in(bias)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not ID=BIAS") from None
-
-
-def open_client(args: argparse.Namespace) -> Client:
-    """The client for `--endpoint`, or for the cluster of the state folder."""
-    from dspark.client import Client
-    from dspark.runtime.identity import read_token
-
-    return Client(args.endpoint, token=read_token(args.token_file), tls=credentials.tls_of(args))
-
-
-def check_encoding(name: str, word: object) -> None:
-    """Bytes that are no UTF-8 come as halves of characters, which nobody can send; InvalidRequest names the first."""
-    if (
-        isinstance(word, str)
-        and (half := next((at for at, sign in enumerate(word) if "\udc80" <= sign <= "\udcff"), -1)) >= 0
-    ):
-        byte = ord(word[half]) - 0xDC00
-        raise InvalidRequest(name, f"is not UTF-8: byte 0x{byte:02X} behind {half} characters; is it Latin-1?")
 
 
 def _prompt(args: argparse.Namespace) -> str | list[int]:

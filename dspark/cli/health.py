@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from dspark.cli import credentials
+from dspark.cli.options import add_credentials, tls_of, wait_s
 from dspark.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -27,19 +27,8 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--service", metavar="NAME", help="for example dspark.wire.v1.Verify")
     parser.add_argument("--wait", type=wait_s, metavar="S", help="ask until it serves, at most so many seconds")
-    credentials.add_options(parser)
+    add_credentials(parser)
     parser.set_defaults(run=_health)
-
-
-def wait_s(text: str) -> float:
-    """Of an option."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0.0 <= seconds < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
-    return seconds
 
 
 def wait_for(args: argparse.Namespace, service: str | None = None) -> str:
@@ -58,7 +47,7 @@ def _where(args: argparse.Namespace) -> tuple[str, Tls | None]:
     from dspark.client import NoCell, find_cell
 
     if args.endpoint:
-        return args.endpoint, credentials.tls_of(args)
+        return args.endpoint, tls_of(args)
     try:
         cell = find_cell()
     except NoCell as error:

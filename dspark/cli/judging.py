@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dspark.cli.numbers import numbers, one_whole
+from dspark.cli.options import numbers, one_whole
 from dspark.errors import DsparkError
 
 RULES = ("token", "block", "coupled")

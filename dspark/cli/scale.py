@@ -44,7 +44,7 @@ def read_sizes(words: list[str]) -> tuple[dict[str, int], bool | None]:
 
 def _scale(args: argparse.Namespace) -> int:
     from deploy.scale import scale
-    from dspark.cli.lifecycle import say
+    from dspark.cli.options import say
 
     given, autoscale = read_sizes(args.sizes)
     for name, flag in (("verify", args.verifiers), ("draft", args.drafters)):

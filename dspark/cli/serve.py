@@ -11,11 +11,9 @@ import asyncio
 import dataclasses
 import json
 import os
-import typing
 from typing import Any
 
-from dspark.cli.numbers import Parser
-from dspark.cli.telling import tell
+from dspark.cli.options import Parser, add_keys, tell
 
 ROLES = ("coordinator", "frontend", "verify", "draft")
 
@@ -48,14 +46,7 @@ def room_parser(role: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--parent-pid", type=int, metavar="PID", help="end when this parent process has ended")
     parser.add_argument("--log-format", default="auto", choices=["auto", "json", "console"], help="lines on stderr")
-    hints = typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        option = "--" + field.name.replace("_", "-")
-        text = str(field.metadata.get("doc", "")).replace("%", "%%")
-        if hints[field.name] is bool:
-            parser.add_argument(option, action=argparse.BooleanOptionalAction, default=None, help=text)
-        else:
-            parser.add_argument(option, metavar="VALUE", default=None, help=text)
+    add_keys(parser, cls)
     return parser
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dspark.cli.numbers import numbers, whole, whole_or_zero
+from dspark.cli.options import numbers, whole
 from dspark.numerals import whole_in
 
 DESCRIPTION = """Simulates verifiers and drafters of given step times and acceptance probabilities (FILE, see
@@ -40,7 +40,11 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     pools = parser.add_argument_group("pools")
     pools.add_argument("--verifiers", type=whole, default=[1], metavar="N,N", help="verifiers (1)")
     pools.add_argument(
-        "--drafters", type=whole_or_zero, default=[1], metavar="N,N", help="drafters; every one serves all (1)"
+        "--drafters",
+        type=lambda text: whole(text, zero=True),
+        default=[1],
+        metavar="N,N",
+        help="drafters; every one serves all (1)",
     )
     pools.add_argument("--coordinators", type=int, default=1, metavar="N", help="coordinators that share the lanes (1)")
     pools.add_argument("--cores", type=int, default=0, metavar="N", help="that all processes share; 0: one each (0)")

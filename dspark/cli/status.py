@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dspark.cli import credentials
+from dspark.cli.options import add_endpoint, open_client
 from dspark.errors import DsparkError, Expired, Unavailable
 
 if TYPE_CHECKING:
@@ -35,16 +35,11 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
         "--explain", metavar="REQUEST", help="explain a request by its id: its rounds as it runs, and its end"
     )
     parser.add_argument("--rounds", type=int, default=0, metavar="N", help="with --explain: so many; 0: until it ends")
-    parser.add_argument(
-        "--endpoint", metavar="HOST:PORT", help="coordinator; default: the cluster of this state folder"
-    )
-    credentials.add_options(parser)
+    add_endpoint(parser)
     parser.set_defaults(run=_status)
 
 
 def _status(args: argparse.Namespace) -> int:
-    from dspark.cli.generate import open_client
-
     with open_client(args) as client:
         if args.explain:
             from dspark.cli.explaining import explain

@@ -9,7 +9,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from dspark.cli import credentials
+from dspark.cli.options import add_endpoint, open_client
 from dspark.errors import DsparkError, Expired, Unavailable
 
 if TYPE_CHECKING:
@@ -24,8 +24,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     """Adds `top`."""
     parser = commands.add_parser("top", parents=[shared], help="watch a cell at work; Ctrl-C ends it")
-    parser.add_argument("--endpoint", metavar="HOST:PORT", help="coordinator (the one of this state folder)")
-    credentials.add_options(parser)
+    add_endpoint(parser)
     parser.add_argument("--every", type=float, default=1.0, metavar="S", help="seconds between looks (1)")
     parser.add_argument("--once", action="store_true", help="one frame, then end")
     parser.set_defaults(run=_top)
@@ -36,7 +35,6 @@ def _top(args: argparse.Namespace) -> int:
     from rich.live import Live
 
     from deploy.load_report import LoadSample, LoadWindow
-    from dspark.cli.generate import open_client
 
     every = max(args.every, 0.1)
     window, console = LoadWindow(WINDOW_S), Console()

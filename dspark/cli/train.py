@@ -20,13 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.cli import train_all
-from dspark.cli.numbers import Parser
-from dspark.cli.train_options import (
-    add_asking,
-    add_settings,
-    asking_of,
-    settings_of,
-)
+from dspark.cli.options import Parser, add_keys, read_keys
 from dspark.runtime.identity import read_token
 
 
@@ -44,6 +38,8 @@ def run(words: Sequence[str]) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Options of all stages."""
+    from dspark.training.settings import RegenerationSettings, Settings
+
     parser = Parser(prog="dspark train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     shared = Parser(add_help=False)
     shared.add_argument("--json", action="store_true", help="print one JSON object")
@@ -73,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     regenerate.add_argument("--out", type=Path, required=True, metavar="FILE", help="grows row by row")
     regenerate.add_argument("--endpoint", metavar="HOST:PORT", help="coordinator (the cell of this state folder)")
     regenerate.add_argument("--token-file", type=Path, metavar="FILE", help="secret of the endpoint")
-    add_asking(regenerate)
+    add_keys(regenerate, RegenerationSettings)
     regenerate.set_defaults(stage=_regenerate)
 
     encode = stages.add_parser("encode", parents=[shared], help="conversations to samples")
@@ -85,14 +81,16 @@ def build_parser() -> argparse.ArgumentParser:
     encode.set_defaults(stage=_encode)
 
     cache = stages.add_parser("cache", parents=[shared], help="the target's hidden states on disk")
-    add_settings(cache, only=("target", "samples", "family", "taps", "layers", "block_size", "device"))
+    cache.add_argument("samples", metavar="FILE", help="what `encode` wrote")
+    add_keys(cache, Settings, only=("target", "family", "taps", "layers", "block_size", "device"))
     cache.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the cache")
     cache.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="of the hidden states")
     cache.add_argument("--estimate", action="store_true", help="say how large it gets and stop")
     cache.set_defaults(stage=_cache)
 
     drafter = stages.add_parser("drafter", parents=[shared], help="train a drafter, or go on training it")
-    add_settings(drafter)
+    drafter.add_argument("samples", metavar="FILE", help="what `encode` wrote")
+    add_keys(drafter, Settings, leave_out=("samples",))
     drafter.add_argument("--workers", type=int, default=1, metavar="N", help="more than one: by Ray Train")
     drafter.add_argument("--gpus", action="store_true", help="each worker of several reserves a GPU")
     drafter.add_argument("--address", metavar="HOST:PORT", help="Ray cluster of the workers (one of its own)")
@@ -121,8 +119,10 @@ def _overlap(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _regenerate(args: argparse.Namespace) -> dict[str, Any]:
-    token = read_token(args.token_file)
-    return train_all.ask(args.endpoint, token, args.target, asking_of(args), args.prompts, args.out)
+    from dspark.training.settings import RegenerationSettings
+
+    asking = read_keys(args, RegenerationSettings, "regenerate")
+    return train_all.ask(args.endpoint, read_token(args.token_file), args.target, asking, args.prompts, args.out)
 
 
 def _encode(args: argparse.Namespace) -> dict[str, Any]:
@@ -136,8 +136,9 @@ def _encode(args: argparse.Namespace) -> dict[str, Any]:
 
 def _cache(args: argparse.Namespace) -> dict[str, Any]:
     from dspark.training.caching import make_cache, plan_for
+    from dspark.training.settings import Settings
 
-    settings = settings_of(args, out=str(args.out))
+    settings = read_keys(args, Settings, "train", out=str(args.out))
     plan = plan_for(settings, args.dtype)
     told = plan.to_json()
     size = {name: told[name] for name in ("num_samples", "num_tokens", "bytes_per_token", "bytes")}
@@ -155,9 +156,10 @@ def _vocabulary(args: argparse.Namespace) -> dict[str, Any]:
 
 def _drafter(args: argparse.Namespace) -> dict[str, Any]:
     from dspark.training.record import Log
+    from dspark.training.settings import Settings
     from dspark.training.trainer import LOG, train_with_bar
 
-    settings = settings_of(args)
+    settings = read_keys(args, Settings, "train")
     if args.workers > 1:
         from deploy.train_workers import train_with_workers
 

@@ -15,19 +15,26 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dspark.cli.train_options import add_asking, add_settings, asking_of, settings_of
+from dspark.cli.options import add_keys, read_keys
 from dspark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dspark.training.settings import RegenerationSettings, Settings
 
 NOTES = "chain.json"
 
 
 def add_stage(stages: Any, shared: argparse.ArgumentParser) -> None:
     """Adds `all`."""
+    from dspark.training.settings import RegenerationSettings, Settings
+
     parser = stages.add_parser("all", parents=[shared], help="everything: target and prompts to drafter and report")
     parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help="JSONL, as `split` reads it")
-    add_settings(parser, leave_out=("samples", "cache", "start"))
+    parser.add_argument("--target", required=True, metavar="DIR", help="folder or hub id of the target")
+    parser.add_argument("--out", required=True, metavar="DIR", help="where everything goes")
+    add_keys(parser, Settings, leave_out=("target", "out", "samples", "cache", "start"))
     parser.add_argument("--cache", action="store_true", help="keep the target's hidden states on disk")
     parser.add_argument("--limit", type=int, default=0, metavar="N", help="use N of the prompts (all)")
     parser.add_argument("--held-out-share", type=float, default=0.1, metavar="X", help="prompts held out (0.1)")
@@ -36,7 +43,7 @@ def add_stage(stages: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="secret of the endpoint")
     parser.add_argument("--answer-tokens", type=int, default=128, metavar="N", help="longest answer in evaluation")
     parser.add_argument("--up", action="store_true", help="bring a cluster up with the pair at the end")
-    add_asking(parser, prefix="ask_")
+    add_keys(parser, RegenerationSettings, prefix="ask_", leave_out=("seed",))
     parser.set_defaults(stage=_all)
 
 
@@ -73,8 +80,7 @@ def _all(args: argparse.Namespace) -> dict[str, Any]:
     from dspark.training.report import write_report
 
     out: Path = Path(args.out)
-    settings = _settings(args, out)
-    asking = asking_of(args, prefix="ask_")
+    settings, asking = _settings(args, out), _asking(args)
     chain = _Chain(out, _identity(args, settings, asking))
     split = chain.do("split", lambda: stages.split(args.prompts, out, args.held_out_share, settings.seed, args.limit))
     train_file, rows = Path(split["train_file"]), out / "regenerated.jsonl"
@@ -95,7 +101,7 @@ def _all(args: argparse.Namespace) -> dict[str, Any]:
     return {"drafter": str(drafter), "report": str(report), "stages": chain.notes["stages"]}
 
 
-def _identity(args: argparse.Namespace, settings: Any, asking: Any) -> dict[str, Any]:
+def _identity(args: argparse.Namespace, settings: Settings, asking: RegenerationSettings) -> dict[str, Any]:
     """Everything the results depend on, by the names of the options."""
     from dspark.training.chain_stages import name_of
     from dspark.training.settings import settled
@@ -110,10 +116,21 @@ def _identity(args: argparse.Namespace, settings: Any, asking: Any) -> dict[str,
     }
 
 
-def _settings(args: argparse.Namespace, out: Path) -> Any:
-    cache = str(out / "cache") if args.cache else ""
-    told = argparse.Namespace(**{name: value for name, value in vars(args).items() if name != "cache"})
-    return settings_of(told, samples=str(out / "samples.safetensors"), out=str(out / "train"), cache=cache)
+def _settings(args: argparse.Namespace, out: Path) -> Settings:
+    from dspark.training.settings import Settings
+
+    places = {
+        "samples": out / "samples.safetensors",
+        "out": out / "train",
+        "cache": out / "cache" if args.cache else "",
+    }
+    return read_keys(args, Settings, "train", **{name: str(path) for name, path in places.items()})
+
+
+def _asking(args: argparse.Namespace) -> RegenerationSettings:
+    from dspark.training.settings import RegenerationSettings
+
+    return read_keys(args, RegenerationSettings, "ask", prefix="ask_", seed=args.seed)
 
 
 def _regenerate(args: argparse.Namespace, settings: Any, asking: Any, prompts: Path, rows: Path) -> dict[str, Any]:
@@ -176,7 +193,8 @@ def _bring_up(target: str, drafter: Path) -> str:
 
     from deploy.cell_plan import read_config
     from deploy.up import bring_up
-    from dspark.cli.lifecycle import pair, say
+    from dspark.cli.lifecycle import pair
+    from dspark.cli.options import say
 
     flags: dict[str, object] = {"target": target, "drafter": str(drafter)}
     config = read_config(file=None, environ=os.environ, flags=flags, pair=pair)

@@ -6,7 +6,7 @@ Policies take turns at each load, so that a disturbance of the machine hits all 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,9 @@ class SweepOrder:
     token: str | None
     openai: str
     model: str
-    concurrency: tuple[int, ...]
-    rates: tuple[float, ...]
-    policies: tuple[str, ...]
+    concurrency: Sequence[int]
+    rate: Sequence[float]
+    policy: tuple[str, ...]
     requests: int
     duration_s: float
     warmup: int | None
@@ -59,7 +59,7 @@ class SweepOrder:
     def __post_init__(self) -> None:
         if self.endpoint is None and not self.model:
             raise InvalidRequest("model", "say which model the OpenAI-style server is to be asked for")
-        if self.endpoint is None and (self.rule or self.policies != ("",)):
+        if self.endpoint is None and (self.rule or self.policy != ("",)):
             raise InvalidRequest("policy", "policies and rules are this project's; an OpenAI-style server has none")
         for name in ("output_len", "input_len", "vocabulary"):
             value = getattr(self, name)
@@ -82,11 +82,11 @@ async def run_point(
 
 async def run(order: SweepOrder, bar: Bar) -> list[dict[str, Any]]:
     """Every point of the order."""
-    endpoints = [_endpoint(order, policy) for policy in order.policies]
+    endpoints = [_endpoint(order, policy) for policy in order.policy]
     try:
         questions = await _questions(order, endpoints[0])
         points = []
-        for concurrency, rate in [*((n, 0.0) for n in order.concurrency), *((0, r) for r in order.rates)]:
+        for concurrency, rate in [*((n, 0.0) for n in order.concurrency), *((0, r) for r in order.rate)]:
             for endpoint in endpoints:
                 plan = _plan(order, concurrency, rate)
                 points.append(await run_point(endpoint, questions, plan, bar, endpoint.name))

@@ -14,7 +14,6 @@ import hashlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,36 +22,11 @@ from dspark.errors import ConfigError
 from dspark.training.chat import Chat
 from dspark.training.disk import write_whole
 from dspark.training.row_file import RowFile, read_rows
+from dspark.training.settings import RegenerationSettings
 from dspark.training.split import conversation_of
 
 WINDOW = 4  # rows in flight or waiting for an earlier one, for each answer that runs at the same time
 PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # before asking again what failed
-
-
-@dataclass(frozen=True, slots=True)
-class RegenerationSettings:
-    """How answers are drawn; the published settings of Qwen3 without thinking.
-
-    max_tokens: longest answer; what the context has no room for is left out. concurrency: answers asked for at the same
-    time. answer_timeout_s: deadline of one answer. patience_s: how long a row is tried again before the run stops.
-    """
-
-    temperature: float = 0.7
-    top_p: float = 0.8
-    top_k: int = 20
-    min_p: float = 0.0
-    max_tokens: int = 4096
-    seed: int = 42
-    concurrency: int = 32
-    answer_timeout_s: float = 600.0
-    patience_s: float = 300.0
-
-    def law(self) -> dict[str, float | int]:
-        """What an answer depends on; how many are asked at the same time is no part of it."""
-        kept = asdict(self)
-        for name in ("concurrency", "answer_timeout_s", "patience_s"):
-            del kept[name]
-        return kept
 
 
 Told = TypeVar("Told")
@@ -72,8 +46,6 @@ async def regenerate(
     ConfigError where `out` was begun with other prompts or settings; Unavailable when the cell stayed away longer than
     the patience: run it again later.
     """
-    if asking.concurrency < 1:
-        raise ConfigError(f"concurrency: {asking.concurrency} is below 1")
     rows = list(read_rows(prompts))
     info = await _patiently(client.model_info, asking.patience_s)
     with RowFile(out) as file:

@@ -1,4 +1,4 @@
-"""Everything a drafter's training run is told. The defaults are the published recipe."""
+"""Everything a drafter's training run is told, and how answers are asked for; by default as the recipes were published."""
 
 from __future__ import annotations
 
@@ -134,3 +134,31 @@ def check_same_run(settings: Settings, kept: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{name}: {settings.out} was begun with {kept.get(name)!r}, not {value!r}; name another folder"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class RegenerationSettings:
+    """How the target's answers are drawn; the published settings of Qwen3 without thinking."""
+
+    temperature: float = field(default=0.7, metadata={"doc": "Of the answers."})
+    top_p: float = field(default=0.8, metadata={"doc": "Nucleus mass."})
+    top_k: int = field(default=20, metadata={"doc": "Likeliest tokens kept; 0: all."})
+    min_p: float = field(default=0.0, metadata={"doc": "Least share of the likeliest one."})
+    max_tokens: int = field(default=4096, metadata={"doc": "Longest answer, as far as the context has room for it."})
+    seed: int = field(default=42, metadata={"doc": "Key of the draws."})
+    concurrency: int = field(default=32, metadata={"doc": "Answers asked for at the same time."})
+    answer_timeout_s: float = field(default=600.0, metadata={"doc": "Deadline of an answer."})
+    patience_s: float = field(
+        default=300.0, metadata={"doc": "How long a row is tried again while the cell does not answer."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise ConfigError(f"concurrency: {self.concurrency} is below 1")
+
+    def law(self) -> dict[str, float | int]:
+        """What an answer depends on; how many are asked at the same time is no part of it."""
+        kept = asdict(self)
+        for name in ("concurrency", "answer_timeout_s", "patience_s"):
+            del kept[name]
+        return kept

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dspark.cli.main import build_parser
-from dspark.cli.numbers import numbers, whole
+from dspark.cli.options import numbers, whole
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.numerals import number_in, whole_in
 from dspark.rounds.policy import parse_policy

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from dspark.cli.train import build_parser
-from dspark.cli.train_all import _Chain, _identity, _settings
-from dspark.cli.train_options import asking_of
+from dspark.cli.train_all import _asking, _Chain, _identity, _settings
 from dspark.errors import ConfigError
 
 
@@ -25,7 +24,7 @@ def _begin(prompts: Path, target: Path, *words: str) -> _Chain:
     told = ["all", "--prompts", str(prompts), "--target", str(target), "--out", str(prompts.parent / "chain"), *words]
     args: argparse.Namespace = build_parser().parse_args(told)
     settings = _settings(args, Path(args.out))
-    chain = _Chain(Path(args.out), _identity(args, settings, asking_of(args, prefix="ask_")))
+    chain = _Chain(Path(args.out), _identity(args, settings, _asking(args)))
     chain.do("nothing", dict)  # what was begun is on the disk from the first stage on
     return chain
 

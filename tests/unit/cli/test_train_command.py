@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from dspark.cli.main import main
+from dspark.cli.options import read_keys
 from dspark.cli.train import build_parser
-from dspark.cli.train_options import asking_of, settings_of
-from dspark.training.regenerate import RegenerationSettings
-from dspark.training.settings import Settings
+from dspark.training.settings import RegenerationSettings, Settings
 
 REQUIRED = ["drafter", "s.safetensors", "--target", "t", "--out", "o"]
 
 
 def test_without_flags_a_run_has_the_published_settings() -> None:
-    assert settings_of(build_parser().parse_args(REQUIRED)) == Settings(target="t", samples="s.safetensors", out="o")
+    wanted = Settings(target="t", samples="s.safetensors", out="o")
+    assert read_keys(build_parser().parse_args(REQUIRED), Settings, "train") == wanted
     words = ["regenerate", "p.jsonl", "--target", "t", "--out", "o"]
-    assert asking_of(build_parser().parse_args(words)) == RegenerationSettings()
+    assert read_keys(build_parser().parse_args(words), RegenerationSettings, "ask") == RegenerationSettings()
 
 
 def test_every_setting_is_a_flag() -> None:
@@ -41,7 +41,7 @@ def test_every_setting_is_a_flag() -> None:
             text = str(value)
         wanted[field.name] = value
         words += [f"--{field.name.replace('_', '-')}", text]
-    settings = settings_of(build_parser().parse_args(words))
+    settings = read_keys(build_parser().parse_args(words), Settings, "train")
     assert {name: getattr(settings, name) for name in wanted} == wanted
 
 
@@ -50,6 +50,8 @@ def test_every_setting_is_a_flag() -> None:
     [
         ([*REQUIRED, "--rate", "0"], "rate"),
         ([*REQUIRED, "--family", "gpt"], "family"),
+        ([*REQUIRED, "--batch", "1_0"], "train.batch: '1_0'"),
+        (REQUIRED[:-2], "train.out: required"),
         (["split", "nowhere.jsonl", "--out", "o"], "nowhere.jsonl"),
         (["encode", "nowhere.jsonl", "--target", "nowhere", "--out", "o"], "nowhere"),
     ],

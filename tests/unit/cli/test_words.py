@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dspark.cli.telling import tell
+from dspark.cli.options import tell
 
 ROOT = Path(__file__).parents[3]
 
@@ -27,7 +27,7 @@ def test_a_word_in_latin_1_is_a_sentence(words: list[bytes]) -> None:
 @pytest.mark.parametrize("stdout", ["/dev/full", "gone"])
 def test_a_process_that_cannot_say_where_it_serves_serves(stdout: str, tmp_path: Path) -> None:
     """The program says its line, goes on, and ends in order."""
-    program = "from dspark.cli.telling import tell; tell('here'); open('after', 'w').write('served')"
+    program = "from dspark.cli.options import tell; tell('here'); open('after', 'w').write('served')"
     reader = None
     if stdout == "gone":
         reader = subprocess.Popen(["true"], stdin=subprocess.PIPE)

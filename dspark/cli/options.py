@@ -1,0 +1,173 @@
+"""What options of several commands have in common: numbers, the keys of a configuration, whom to call and how."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import sys
+import typing
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dspark.errors import InvalidRequest
+from dspark.numerals import number_in, whole_in
+
+if TYPE_CHECKING:
+    from dspark.client import Client
+    from dspark.runtime.tls import Tls
+
+T = TypeVar("T")
+
+ENDPOINT = "coordinator; default: the cluster of this state folder"
+_TLS = {
+    "tls_ca": "PEM file of the authority servers' certificates must come from; plaintext without any of these",
+    "tls_cert": "PEM file of the certificate to show, where servers ask for one",
+    "tls_key": "PEM file of its private key",
+    "tls_server_name": "name expected in servers' certificates (their address)",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """One whose `type=int` and `type=float` take neither "1_0" nor "nan"; so are its subcommands."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.register("type", int, one_whole)
+        self.register("type", float, one_number)
+
+
+def one_whole(text: str) -> int:
+    """A whole number."""
+    try:
+        return whole_in(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def one_number(text: str) -> float:
+    """A finite number."""
+    try:
+        return number_in(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def numbers(text: str, *, zero: bool = False) -> list[float]:
+    """Finite numbers above 0, or from 0 on with `zero`."""
+    try:
+        values = [number_in(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
+    if not all(value >= 0 if zero else value > 0 for value in values):
+        raise argparse.ArgumentTypeError(f"{text!r}: every number must be {'0 or more' if zero else 'above 0'}")
+    return values
+
+
+def whole(text: str, *, zero: bool = False) -> list[int]:
+    """The same, whole."""
+    values = numbers(text, zero=zero)
+    if not all(value == int(value) for value in values):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers")
+    return [int(value) for value in values]
+
+
+def wait_s(text: str) -> float:
+    """Seconds, 0 among them."""
+    with contextlib.suppress(ValueError):
+        if 0.0 <= (seconds := float(text)) < 1e9:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+
+
+def add_keys(
+    parser: argparse.ArgumentParser,
+    cls: type[Any],
+    *,
+    prefix: str = "",
+    only: Collection[str] = (),
+    leave_out: Collection[str] = (),
+) -> None:
+    """A flag for every field of a configuration, with the field's own words; None where it is not given."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if field.name in leave_out or (only and field.name not in only):
+            continue
+        option = "--" + (prefix + field.name).replace("_", "-")
+        text = str(field.metadata.get("doc", "")).replace("%", "%%")
+        if hints[field.name] is bool:
+            parser.add_argument(option, action=argparse.BooleanOptionalAction, default=None, help=text)
+            continue
+        if field.default not in (dataclasses.MISSING, None, "", ()):
+            text += f" ({field.default})"
+        parser.add_argument(option, metavar="VALUE", help=text)
+
+
+def read_keys(args: argparse.Namespace, cls: type[T], section: str, *, prefix: str = "", **more: object) -> T:
+    """What `add_keys` was told, over the defaults; ConfigError names a key. `more` wins over both."""
+    from dspark.runtime.config import load_config
+
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    return load_config(cls, section=section, flags={name: getattr(args, prefix + name, None) for name in names} | more)
+
+
+def add_credentials(parser: Any) -> None:
+    """--token-file and --tls-*: what a command shows to a server, and whom it believes."""
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="secret of the endpoint")
+    for key, text in _TLS.items():
+        what = "NAME" if key == "tls_server_name" else "FILE"
+        parser.add_argument("--" + key.replace("_", "-"), metavar=what, help=text)
+
+
+def add_endpoint(parser: Any, text: str = ENDPOINT) -> None:
+    """--endpoint, with what is shown there."""
+    parser.add_argument("--endpoint", metavar="HOST:PORT", help=text)
+    add_credentials(parser)
+
+
+def tls_of(args: argparse.Namespace) -> Tls | None:
+    """How to call `--endpoint`; None: plaintext."""
+    from dspark.runtime.tls import Tls
+
+    given = {key: getattr(args, key, None) for key in _TLS}
+    if not any(given.values()):
+        return None
+    return Tls(given["tls_cert"], given["tls_key"], given["tls_ca"], given["tls_server_name"])
+
+
+def open_client(args: argparse.Namespace) -> Client:
+    """The client for `--endpoint`, or for the cluster of the state folder."""
+    from dspark.client import Client
+    from dspark.runtime.identity import read_token
+
+    return Client(args.endpoint, token=read_token(args.token_file), tls=tls_of(args))
+
+
+def check_encoding(name: str, word: object) -> None:
+    """Bytes that are no UTF-8 come as halves of characters, which nobody can send; InvalidRequest names the first."""
+    if not isinstance(word, str):
+        return
+    half = next((at for at, sign in enumerate(word) if "\udc80" <= sign <= "\udcff"), None)
+    if half is not None:
+        byte = ord(word[half]) - 0xDC00
+        raise InvalidRequest(name, f"is not UTF-8: byte 0x{byte:02X} behind {half} characters; is it Latin-1?")
+
+
+def say(line: str) -> None:
+    """One line of progress. A reader that has left or a disk that is full must not stop the work half-way."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def tell(line: str) -> None:
+    """The one line on stdout of a command that starts something. A full disk or a reader that is gone ends nothing that
+    serves; it is said on stderr instead."""
+    try:
+        print(line, flush=True)
+    except (OSError, ValueError) as error:
+        with contextlib.suppress(OSError, ValueError):  # what is left in it would fail again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with contextlib.suppress(OSError, ValueError):
+            print(f"stdout cannot be written ({error}): {line}", file=sys.stderr, flush=True)
