@@ -105,7 +105,7 @@ def _renderer(target: str) -> Callable[[str], str] | None:
 
 def _server(args: argparse.Namespace) -> dict[str, Any]:
     """Whom to ask, and what to show there: endpoint (None for an OpenAI-style server), token, tls."""
-    from dspark.client.cell import find_cell
+    from dspark.client.cell import whom_to_call
     from dspark.runtime.identity import read_token
 
     if args.openai:
@@ -113,8 +113,5 @@ def _server(args: argparse.Namespace) -> dict[str, Any]:
         if args.api_key_env and not key:
             raise ConfigError(f"api-key-env: {args.api_key_env} is not set")
         return {"endpoint": None, "token": key, "tls": tls_of(args)}
-    token, tls = read_token(args.token_file), tls_of(args)
-    if args.endpoint:
-        return {"endpoint": args.endpoint, "token": token, "tls": tls}
-    cell = find_cell()
-    return {"endpoint": cell.endpoint, "token": token or cell.token(), "tls": tls or cell.tls()}
+    _, endpoint, token, tls = whom_to_call(args.endpoint, read_token(args.token_file), tls_of(args))
+    return {"endpoint": endpoint, "token": token, "tls": tls}

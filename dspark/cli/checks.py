@@ -5,14 +5,12 @@ Nothing here changes anything: a port is tried and given back, a cluster is aske
 
 from __future__ import annotations
 
-import ctypes
 import enum
 import os
 import platform
 import resource
 import shutil
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
 
 LEAST_FILES = 4096  # open files: a coordinator holds one socket per client
 LEAST_SHARED_MEMORY = 100_000_000  # bytes of /dev/shm: Ray's store of objects takes 80 MB of it
-OLDEST_CLOCK = 1_767_225_600  # 2026-01-01: a clock before it breaks certificates and time stamps
-TIME_ERROR = 5  # what adjtimex answers when nothing keeps the clock right
 
 
 class Level(enum.StrEnum):
@@ -112,21 +108,6 @@ def limits() -> Iterator[Finding]:
             yield Finding("shared memory", Level.WARN, f"{free // 1_000_000} MB free in /dev/shm", mend)
         else:
             yield Finding("shared memory", Level.OK, f"{free // 1_000_000} MB free in /dev/shm")
-
-
-def clock() -> Iterator[Finding]:
-    """Certificates and logs of several nodes need clocks that agree."""
-    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    if time.time() < OLDEST_CLOCK:
-        yield Finding("clock", Level.FAIL, f"it says {now}", "set the clock; certificates are judged by it")
-        return
-    state = _clock_state()
-    if state == TIME_ERROR:
-        mend = "run chrony or systemd-timesyncd; of use where nodes are several, or TLS is on"
-        yield Finding("clock", Level.WARN, f"{now}, and nothing keeps it right", mend)
-    else:
-        kept = "kept right by this system" if state is not None else "this system does not say whether it is kept right"
-        yield Finding("clock", Level.OK, f"{now}, {kept}")
 
 
 def ports(wanted: Mapping[str, str]) -> Iterator[Finding]:
@@ -286,12 +267,3 @@ def cell(connect: Callable[[], Client]) -> Iterator[Finding]:
             said = f"{lane.verifier} has no cost curve, so adaptive sequences verify everything"
             yield Finding("cell", Level.WARN, said, "start it with measure_cost on")
     yield Finding("cell", Level.OK, f"{len(reply.processes)} processes, {len(reply.lanes)} lanes")
-
-
-def _clock_state() -> int | None:
-    """What the kernel says of its clock; None where it does not say."""
-    try:
-        adjtimex = ctypes.CDLL(None).adjtimex
-    except (OSError, AttributeError):
-        return None
-    return int(adjtimex(ctypes.create_string_buffer(512)))  # modes 0: nothing is set

@@ -77,7 +77,6 @@ def _guarded(args: argparse.Namespace) -> Iterator[Finding]:
         ("versions", checks.versions),
         ("device", checks.device),
         ("limits", checks.limits),
-        ("clock", checks.clock),
         ("state", checks.state),
         ("ports", lambda: checks.ports({} if _holds_http() else {"http": args.http})),
         ("models", chosen),

@@ -4,41 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
 
-from dspark.client.cell import find_cell
+from dspark.client.cell import whom_to_call
 from dspark.client.errors import ServerError, read_error
 from dspark.client.events import Completion, Event, Finished, ModelInfo, read_event, read_model_info
 from dspark.client.explanation import EndedAnswer, RoundExplanation, read_ended, read_explanation
 from dspark.client.fields import texts_of
 from dspark.client.request import SERVICE_CONFIG, Options, Sampling, spelled_out, write_request
-from dspark.client.resuming import Resuming
+from dspark.client.resuming import AnswerStream, Resuming
 from dspark.client.status import CellStatus, read_status
-from dspark.errors import DsparkError
 from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.runtime.tls import Tls
 from dspark.wire.v1 import control_pb2, control_pb2_grpc, generate_pb2, generate_pb2_grpc
 
 
-class AsyncStream(AsyncIterator[Event]):
-    """Events of one answer. Dropped or closed before its end, it cancels the call."""
+class AsyncStream(AnswerStream, AsyncIterator[Event]):
+    """Events of one answer."""
 
-    def __init__(
-        self,
-        ask: Callable[[generate_pb2.GenerateRequest, float | None], Any],
-        request: generate_pb2.GenerateRequest,
-        endpoint: str,
-        resuming: Resuming,
-    ) -> None:
-        self._ask, self._resuming = ask, resuming
-        self._call: Any = None
-        self._call = ask(request, resuming.left_s)
-        self._messages: Any = None
-        self._endpoint = endpoint
-        self.request_id = request.request_id
+    _messages: Any = None
 
     async def __anext__(self) -> Event:
         while True:
@@ -48,38 +34,16 @@ class AsyncStream(AsyncIterator[Event]):
                 while (event := read_event(await anext(self._messages))) is None:
                     continue
             except grpc.aio.AioRpcError as error:
-                await self._again(read_error(error, self._endpoint))
+                await asyncio.sleep(self._pause(read_error(error, self._endpoint)))
+                self._call, self._messages = self._ask(self._resuming.again(), self._resuming.left_s), None
                 continue
             self._resuming.note(event)
             return event
 
-    async def _again(self, error: DsparkError) -> None:
-        """Asks for the rest of the answer, or raises what ended it."""
-        pause = self._resuming.pause(error)
-        if pause is None:
-            raise error from None
-        await asyncio.sleep(pause)
-        self._call, self._messages = self._ask(self._resuming.again(), self._resuming.left_s), None
-
-    @property
-    def resumed(self) -> int:
-        """How often the rest was asked for after its stream broke."""
-        return self._resuming.times
-
-    def close(self) -> None:
-        """Ends the request; harmless after its end."""
-        if self._call is not None:
-            self._call.cancel()
-
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
 
@@ -90,18 +54,12 @@ class AsyncClient:
     """
 
     def __init__(self, endpoint: str | None = None, *, token: str | None = None, tls: Tls | None = None) -> None:
-        if endpoint is None:
-            cell = find_cell()
-            endpoint, operator = cell.for_clients, cell.endpoint
-            token, tls = token or cell.token(), tls or cell.tls()
-        else:
-            operator = endpoint
-        self.endpoint = endpoint
+        self.endpoint, operator, token, tls = whom_to_call(endpoint, token, tls)
         self._metadata = auth_metadata(token)
-        self._channel = open_channel(endpoint, tls=tls, service_config=SERVICE_CONFIG)
+        self._channel = open_channel(self.endpoint, tls=tls, service_config=SERVICE_CONFIG)
         self._generation = generate_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
         # Front ends know no cell: operators' calls go to the coordinator.
-        self._operator = self._channel if operator == endpoint else open_channel(operator, tls=tls)
+        self._operator = self._channel if operator == self.endpoint else open_channel(operator, tls=tls)
         self._control = control_pb2_grpc.ControlStub(self._operator)  # type: ignore[no-untyped-call]
 
     @spelled_out
@@ -190,7 +148,5 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

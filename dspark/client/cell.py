@@ -102,6 +102,14 @@ def find_cell() -> Cell:
     return Cell(**{name: content[name] for name in wanted})
 
 
+def whom_to_call(endpoint: str | None, token: str | None, tls: Tls | None) -> tuple[str, str, str | None, Tls | None]:
+    """(where clients are answered, where operators are, token, TLS); without an endpoint, those of the running cell."""
+    if endpoint is not None:
+        return endpoint, endpoint, token, tls
+    cell = find_cell()
+    return cell.for_clients, cell.endpoint, token or cell.token(), tls or cell.tls()
+
+
 def write_cell(cell: Cell) -> None:
     """Puts the state file in place, whole or not at all, readable by its owner only."""
     path = cell_file()

@@ -8,9 +8,10 @@ to one prompt are told apart by `index`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
+from dspark.client.fields import copied
 from dspark.wire.v1 import generate_pb2, types_pb2
 
 _FINISH = {
@@ -170,27 +171,15 @@ class Completion:
 
     def as_json(self) -> dict[str, Any]:
         """The stable shape `dspark generate --json` prints."""
-        spec, times, usage = self.end.speculation, self.end.timings, self.end.usage
+        spec, times = asdict(self.end.speculation), asdict(self.end.timings)
+        del spec["rule"], times["queue_ms"]
         return {
             "text": self.text,
             "token_ids": list(self.token_ids),
             "finish_reason": self.end.finish_reason,
-            "usage": {
-                "prompt_tokens": usage.prompt_tokens,
-                "completion_tokens": usage.completion_tokens,
-                "cached_tokens": usage.cached_tokens,
-            },
-            "speculation": {
-                "rounds": spec.rounds,
-                "draft_tokens": spec.draft_tokens,
-                "verified_tokens": spec.verified_tokens,
-                "accepted_tokens": spec.accepted_tokens,
-                "mean_acceptance_length": spec.mean_acceptance_length,
-                "acceptance_histogram": list(spec.acceptance_histogram),
-                "verified_histogram": list(spec.verified_histogram),
-                "policy": spec.policy,
-            },
-            "timings": {"ttft_ms": times.ttft_ms, "itl_ms": times.itl_ms, "total_ms": times.total_ms},
+            "usage": asdict(self.end.usage),
+            "speculation": {name: list(value) if isinstance(value, tuple) else value for name, value in spec.items()},
+            "timings": times,
             **self._more(),
         }
 
@@ -236,23 +225,12 @@ def read_event(message: generate_pb2.GenerateResponse) -> Event | None:
     if kind != "complete":
         return None
     end = message.complete
-    usage, spec, times = end.usage, end.speculation, end.timings
     return Finished(
         finish_reason=_FINISH.get(end.finish_reason, "unknown"),
         matched_stop=_matched(end),
-        usage=Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
-        speculation=Speculation(
-            rounds=spec.rounds,
-            draft_tokens=spec.draft_tokens,
-            verified_tokens=spec.verified_tokens,
-            accepted_tokens=spec.accepted_tokens,
-            mean_acceptance_length=spec.mean_acceptance_length,
-            acceptance_histogram=tuple(spec.acceptance_histogram),
-            verified_histogram=tuple(spec.verified_histogram),
-            policy=spec.policy,
-            rule=_RULE.get(spec.rule, ""),
-        ),
-        timings=Timings(times.queue_ms, times.ttft_ms, times.itl_ms, times.total_ms),
+        usage=copied(Usage, end.usage),
+        speculation=copied(Speculation, end.speculation, rule=_RULE.get(end.speculation.rule, "")),
+        timings=copied(Timings, end.timings),
         choices=tuple(
             ChoiceEnd(one.index, _FINISH.get(one.finish_reason, "unknown"), _matched(one), one.completion_tokens)
             for one in end.choices
@@ -262,17 +240,7 @@ def read_event(message: generate_pb2.GenerateResponse) -> Event | None:
 
 def read_model_info(message: generate_pb2.GetModelInfoReply) -> ModelInfo:
     """What `GetModelInfo` says."""
-    return ModelInfo(
-        model=message.model,
-        drafter=message.drafter,
-        vocab_size=message.vocab_size,
-        context_length=message.context_length,
-        block_size=message.block_size,
-        stop_token_ids=tuple(message.stop_token_ids),
-        policy=message.policy,
-        rule=_RULE.get(message.rule, ""),
-        has_tokenizer=message.has_tokenizer,
-    )
+    return copied(ModelInfo, message, rule=_RULE.get(message.rule, ""))
 
 
 def _scored(told: types_pb2.PromptLogprobs) -> PromptLogprobs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dspark.client.fields import copied
 from dspark.wire.v1 import control_pb2
 
 
@@ -77,69 +78,26 @@ class EndedAnswer:
 
 def read_ended(reply: control_pb2.GetEndedReply) -> tuple[EndedAnswer, ...]:
     """What `GetEnded` says."""
-    return tuple(
-        EndedAnswer(
-            request_id=one.request_id,
-            index=one.index,
-            outcome=one.outcome,
-            error=one.error,
-            policy=one.policy,
-            rule=one.rule,
-            verifier=one.verifier,
-            drafter=one.drafter,
-            prompt_tokens=one.prompt_tokens,
-            completion_tokens=one.completion_tokens,
-            draft_tokens=one.draft_tokens,
-            verified_histogram=tuple(one.verified_histogram),
-            accepted_histogram=tuple(one.accepted_histogram),
-            mean_acceptance_length=one.mean_acceptance_length,
-            queue_ms=one.queue_ms,
-            ttft_ms=one.ttft_ms,
-            total_ms=one.total_ms,
-        )
-        for one in reply.answers
-    )
+    return tuple(copied(EndedAnswer, one) for one in reply.answers)
 
 
 def read_explanation(told: control_pb2.RoundExplanation) -> RoundExplanation:
     """One message of `Explain`."""
-    return RoundExplanation(
-        lane=told.lane,
-        index=told.index,
-        round=told.round,
-        offset=told.offset,
-        policy=told.policy,
-        drafter=told.drafter,
-        empty_because=told.empty_because,
-        asked=told.asked,
+    return copied(
+        RoundExplanation,
+        told,
         slots=tuple(
-            SlotExplanation(
-                one.token_id if one.HasField("token_id") else None,
-                one.confidence,
-                one.survival,
-                one.gain,
-                _FATES.get(one.fate, "unknown"),
+            copied(
+                SlotExplanation,
+                one,
+                token_id=one.token_id if one.HasField("token_id") else None,
+                fate=_FATES.get(one.fate, "unknown"),
             )
             for one in told.slots
         ),
-        prefix=told.prefix,
-        accepted=told.accepted,
-        token_ids=tuple(told.token_ids),
         origins=tuple(_ORIGINS.get(one, "unknown") for one in told.origins),
         why=_ENDS.get(told.why, "unknown"),
         price=told.price if told.HasField("price") else None,
-        sequences=told.sequences,
-        step_drafted=told.step_drafted,
-        step_verified=told.step_verified,
-        step_tokens=told.step_tokens,
-        step_committed=told.step_committed,
-        plain=told.plain,
-        round_ms=told.round_ms,
-        draft_ms=told.draft_ms,
-        draft_pass_ms=told.draft_pass_ms,
-        verify_ms=told.verify_ms,
-        verify_pass_ms=told.verify_pass_ms,
-        late=tuple(told.late),
     )
 
 

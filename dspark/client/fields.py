@@ -1,14 +1,17 @@
-"""How each option becomes a field of the message, or why it cannot: a sentence under the field's name."""
+"""How each option becomes a field of the message, or why it cannot: a sentence under the field's name. And back."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import fields
+from typing import Any, TypeVar
 
 from dspark.errors import InvalidRequest
 from dspark.numerals import number, shown, truth, whole
 from dspark.wire.v1 import types_pb2
+
+T = TypeVar("T")
 
 MOST_ID, MOST_SEED, MOST_INT = 2**32 - 1, 2**64 - 1, 2**31 - 1
 
@@ -148,3 +151,12 @@ def _json(field: str, value: Any) -> str:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(field, f"is not JSON: {error}") from None
+
+
+def copied(kind: type[T], message: Any, **more: Any) -> T:
+    """A dataclass whose fields are called as the message's; repeated ones become tuples. `more`: those that are said in
+    other words."""
+    names = [field.name for field in fields(kind) if field.name not in more]  # type: ignore[arg-type]
+    said = {name: getattr(message, name) for name in names}
+    plain = {name: value if isinstance(value, str | int | float) else tuple(value) for name, value in said.items()}
+    return kind(**plain, **more)

@@ -1,9 +1,10 @@
-"""Going on with a stream that broke: what the client holds, how long it goes on trying, and what it asks for then."""
+"""The stream of one answer, and going on with it where it broke: how long, and what is asked for then."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from dspark.client.events import Chunk, Event
 from dspark.errors import DsparkError, Overloaded, Unavailable
@@ -70,3 +71,41 @@ class Resuming:
         request.CopyFrom(self._request)
         request.resume.offsets[:] = self._offsets
         return request
+
+
+class AnswerStream:
+    """The call of one answer, whichever client reads it. Dropped or closed before its end, it cancels the call.
+
+    ask: makes a call of a message and a deadline in seconds.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[generate_pb2.GenerateRequest, float | None], Any],
+        request: generate_pb2.GenerateRequest,
+        endpoint: str,
+        resuming: Resuming,
+    ) -> None:
+        self._call: Any = None
+        self._ask, self._endpoint, self._resuming = ask, endpoint, resuming
+        self._call = ask(request, resuming.left_s)
+        self.request_id = request.request_id
+
+    @property
+    def resumed(self) -> int:
+        """How often the rest was asked for after its stream broke."""
+        return self._resuming.times
+
+    def close(self) -> None:
+        """Ends the request; harmless after its end."""
+        if self._call is not None:
+            self._call.cancel()
+
+    def _pause(self, error: DsparkError) -> float:
+        """Seconds until the rest is asked for; raises what ended the answer."""
+        if (pause := self._resuming.pause(error)) is None:
+            raise error from None
+        return pause
+
+    def __del__(self) -> None:
+        self.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dspark.client.fields import copied
 from dspark.wire.v1 import control_pb2, types_pb2
 
 _ROLES = {
@@ -91,52 +92,16 @@ class CellStatus:
 
 def read_status(message: control_pb2.GetStatusReply) -> CellStatus:
     """What `GetStatus` says."""
-    return CellStatus(
-        processes=tuple(map(_process, message.processes)),
-        lanes=tuple(map(_lane, message.lanes)),
-        queued=message.queued,
-        queue_limit=message.queue_limit,
-        version=message.version,
-        totals=dict(message.totals),
-        distributions=tuple(
-            Distribution(one.name, tuple(one.bounds), tuple(one.counts), one.sum) for one in message.distributions
+    return copied(
+        CellStatus,
+        message,
+        processes=tuple(copied(ProcessStatus, one, role=_ROLES.get(one.role, "unknown")) for one in message.processes),
+        lanes=tuple(
+            copied(LaneStatus, one, verify_cost=_cost(one.verify_cost), draft_cost=_cost(one.draft_cost))
+            for one in message.lanes
         ),
-    )
-
-
-def _process(one: control_pb2.ProcessStatus) -> ProcessStatus:
-    return ProcessStatus(
-        role=_ROLES.get(one.role, "unknown"),
-        name=one.name,
-        endpoint=one.endpoint,
-        pid=one.pid,
-        incarnation=one.incarnation,
-        state=one.state,
-        sequences=one.sequences,
-        pages_held=one.pages_held,
-        pages_total=one.pages_total,
-        model=one.model,
-        detail=one.detail,
-        metrics_port=one.metrics_port,
-        busy_s=one.busy_s,
-        wait_s=one.wait_s,
-        waits=one.waits,
-    )
-
-
-def _lane(one: control_pb2.LaneStatus) -> LaneStatus:
-    return LaneStatus(
-        verifier=one.verifier,
-        drafters=tuple(one.drafters),
-        running=one.running,
-        waiting=one.waiting,
-        policy=one.policy,
-        cost_curve_in_force=one.cost_curve_in_force,
-        verify_cost=_cost(one.verify_cost),
-        draft_cost=_cost(one.draft_cost),
-        mean_acceptance_length=one.mean_acceptance_length,
-        rounds=one.rounds,
-        attention_path=one.attention_path,
+        totals=dict(message.totals),
+        distributions=tuple(copied(Distribution, one) for one in message.distributions),
     )
 
 

@@ -1,4 +1,4 @@
-"""Everything a drafter's training run is told, and how answers are asked for; by default as the recipes were published."""
+"""What a drafter's training run is told, and how answers are asked for; the defaults are the published recipes."""
 
 from __future__ import annotations
 
