@@ -37,9 +37,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     fit.add_argument("--no-offsets", action="store_true", help="fit temperatures alone, as published")
     fit.add_argument("--out", type=Path, metavar="DIR", help="where calibration.json goes (the drafter's folder)")
     fit.add_argument("--plots", type=Path, metavar="DIR", help="reliability diagrams before and after, PNG")
-    fit.add_argument(
-        "--keep", type=Path, metavar="DIR", help="keep answers and rounds here; a stopped run goes on where it was"
-    )
+    fit.add_argument("--keep", type=Path, metavar="DIR", help="keep the target's answers here, for the next run")
     fit.set_defaults(run=_calibrate)
     judge = commands.add_parser(
         "evaluate", parents=[shared], help="accepted length of a drafter on data sets", description=EVALUATE
@@ -70,14 +68,14 @@ def _pair(parser: argparse.ArgumentParser) -> None:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    from dspark.training import calibrate, calibration_report
+    from dspark.training import calibrate
     from dspark.training.metrics import plain
 
     report = calibrate.calibrate(
         *_given(args), args.data, rules=args.rules, temperatures=args.temperatures, offsets=not args.no_offsets,
         also_greedy=args.also_greedy, out=args.out, plots=args.plots, keep=args.keep, **_shared(args),
     )  # fmt: skip
-    print(json.dumps(plain(report)) if args.json else calibration_report.table(report))
+    print(json.dumps(plain(report)) if args.json else calibrate.table(report))
     return 0
 
 

@@ -126,7 +126,7 @@ def _regenerate(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _encode(args: argparse.Namespace) -> dict[str, Any]:
-    from dspark.training.encode import encode_rows
+    from dspark.training.samples import encode_rows
 
     counts = encode_rows(
         args.rows, args.out, _chat(args.target), max_length=args.max_length, min_supervised=args.min_supervised
@@ -135,7 +135,7 @@ def _encode(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _cache(args: argparse.Namespace) -> dict[str, Any]:
-    from dspark.training.caching import make_cache, plan_for
+    from dspark.training.features import make_cache, plan_for
     from dspark.training.settings import Settings
 
     settings = read_keys(args, Settings, "train", out=str(args.out))

@@ -77,7 +77,7 @@ class _Chain:
 
 def _all(args: argparse.Namespace) -> dict[str, Any]:
     from dspark.training import chain_stages as stages
-    from dspark.training.report import write_report
+    from dspark.training.chain_stages import write_report
 
     out: Path = Path(args.out)
     settings, asking = _settings(args, out), _asking(args)
@@ -150,9 +150,9 @@ def ask(endpoint: str | None, token: str | None, target: str, asking: Any, promp
     """Answers every row of `prompts` through a cell (without an endpoint: that of the state folder)."""
     from dspark.client import AsyncClient
     from dspark.training.chat import Chat
+    from dspark.training.disk import read_rows
     from dspark.training.record import progress
     from dspark.training.regenerate import regenerate
-    from dspark.training.row_file import read_rows
 
     chat, total = Chat(target), sum(1 for _ in read_rows(prompts))
 

@@ -23,8 +23,7 @@ from dspark.model.checkpoint import LoadedTarget, fingerprint
 from dspark.model.weights_file import read_file
 from dspark.training import lockstep, rounds
 from dspark.training.chat import Chat
-from dspark.training.disk import save_tensors
-from dspark.training.row_file import read_rows
+from dspark.training.disk import read_rows, save_tensors
 from dspark.training.split import conversation_of
 from dspark.types import Rule
 
@@ -36,7 +35,6 @@ _LAYOUT = 1  # of kept answers
 class DatasetPrompt:
     """One prompt of a data set."""
 
-    dataset: str  # the file's stem
     domain: str
     ids: tuple[int, ...]
 
@@ -66,7 +64,7 @@ def questions(path: Path, target: LoadedTarget, *, rows: int = 0, seed: int = 0)
         ids = tuple(chat.prompt_ids(turns))
         if not ids or max(ids) >= target.vocab_size:
             raise ConfigError(f"{path}: row {number}: turns: empty, or an id outside the vocabulary")
-        found.append(DatasetPrompt(path.stem, str(domain), ids))
+        found.append(DatasetPrompt(str(domain), ids))
     if not found:
         raise ConfigError(f"{path}: no row to ask")
     if rows and len(found) > rows:
@@ -115,13 +113,12 @@ def answers(
         if kept is not None and kept.is_file():
             ids = read_file(kept)["ids"].long()
         else:
-            ids, _ = lockstep.generate(
+            ids = lockstep.generate(
                 target.model,
                 prompts=prompts,
                 total=total,
                 temperatures=torch.full((len(chosen),), temperature),
                 generator=torch.Generator().manual_seed(seed * 1_000_003 + first),
-                end_id=-1,
                 pick=_racing(seed, chosen, temperature) if raced else None,
             )
             if kept is not None:

@@ -24,12 +24,12 @@ from dspark.model.calibration import (
     SlotFit,
     calibration_to_json,
 )
-from dspark.model.checkpoint import fingerprint, load_drafter, load_target
+from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.location import locate
-from dspark.training import calibration_report, record, reliability, sts
+from dspark.training import record, reliability, sts
 from dspark.training.asked import questions
 from dspark.training.disk import write_whole
-from dspark.training.held_rounds import JudgedRounds, RoundSettings, RoundSource
+from dspark.training.judged import JudgedRounds, RoundSettings, RoundSource
 from dspark.training.rounds import TOP_K_CUT
 
 TEMPERATURES = (0.7, 1.0)
@@ -58,8 +58,8 @@ def calibrate(
 
     Without `offsets` temperatures alone are written, as published; the error they leave is told in any case.
     `also_greedy` are prompts for greedy requests only: an answer has fewer rounds there, and it is always the same.
-    `plots` takes reliability diagrams before and after; `keep` keeps answers and rounds, so that a run that was stopped
-    goes on where it was, and one of another drafter has the answers. Returns what `dspark calibrate --json` prints.
+    `plots` takes reliability diagrams before and after; `keep` keeps the target's answers, for the next run. Returns
+    what `dspark calibrate --json` prints.
     ConfigError for a drafter without a confidence head: there is nothing to calibrate.
     """
     begun = time.monotonic()
@@ -72,8 +72,7 @@ def calibrate(
     asked = {path.stem: questions(path, loaded, rows=rows, seed=seed) for path in (*prompts, *also_greedy)}
     if any(len(rows_of) < 2 for rows_of in asked.values()):
         raise ConfigError("prompts: two rows at least of every file, one to fit on and one to measure on")
-    named = f"{fingerprint(target)} {fingerprint(drafter, target=target)} {cut} {new_tokens} {seed} {rows}"
-    source = RoundSource(loaded, made, asked, RoundSettings(seed, new_tokens, cut), keep=keep, named=named)
+    source = RoundSource(loaded, made, asked, RoundSettings(seed, new_tokens, cut), keep=keep)
     sampled = [path.stem for path in prompts]
     jobs: list[_Job] = [_Job("token", "greedy", (0.0,), list(asked))]
     jobs += [_Job(rule, "sampled", tuple(temperatures), sampled) for rule in rules]
@@ -137,7 +136,7 @@ def _fit(job: _Job, fitted: JudgedRounds, measured: JudgedRounds, offsets: bool,
         "bucket": job.bucket,
         "temperatures": list(fit.temperatures),
         "offsets": list(fit.offsets),
-        **calibration_report.figures(fit, published, fitted, measured),
+        **figures(fit, published, fitted, measured),
     }
 
 
@@ -156,3 +155,54 @@ def _write(
     greedy = fit("token", "greedy")
     fits: dict[RuleName, Buckets] = {rule: {"greedy": greedy, "sampled": fit(rule, "sampled")} for rule in rules}
     write_whole(path, json.dumps(calibration_to_json(Calibration(cut, fits)), indent=2) + "\n")
+
+
+FEW = 5_000  # rounds of a half below which a figure is mostly noise
+
+
+def figures(fit: SlotFit, published: SlotFit, fitted: JudgedRounds, measured: JudgedRounds) -> dict[str, Any]:
+    """Before and after `fit`, by slot, and what the `published` one, of temperatures alone, would have left."""
+    was, plain, now = (
+        reliability.by_slot(reliability.survival(measured.logits, how), measured.accepted)
+        for how in (None, published, fit)
+    )
+    return {
+        "rounds_fitted": len(fitted.accepted),
+        "rounds_measured": len(measured.accepted),
+        "few_rounds": min(len(fitted.accepted), len(measured.accepted)) < FEW,
+        "mean_ece_before": _mean(was["ece"]),
+        "mean_ece_temperatures_alone": _mean(plain["ece"]),
+        "mean_ece_after": _mean(now["ece"]),
+        "auc_each_before": reliability.conditional_ranking(measured.logits, measured.accepted),
+        "auc_each_after": reliability.conditional_ranking(fit.logits(measured.logits), measured.accepted),
+        "before": was,
+        "after": now,
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The report for people: one block per rule and bucket, one line per slot."""
+    lines = []
+    for fit in report["fits"]:
+        lines.append(
+            f"{fit['rule']} {fit['bucket']}: mean error of survival {fit['mean_ece_before']:.2%} -> "
+            f"{fit['mean_ece_after']:.2%} (temperatures alone {fit['mean_ece_temperatures_alone']:.2%}) "
+            f"on {fit['rounds_measured']:,} rounds, fitted on {fit['rounds_fitted']:,}"
+            + (" (few: mostly noise)" if fit["few_rounds"] else "")
+        )
+        lines.append(
+            f"{'slot':>6}{'T':>8}{'offset':>8}{'error':>16}{'AUC survival':>18}{'AUC slot':>10}{'accepted':>10}"
+        )
+        was, now = fit["before"], fit["after"]
+        offsets = fit["offsets"] or [0.0] * len(fit["temperatures"])
+        for slot, (temperature, offset) in enumerate(zip(fit["temperatures"], offsets, strict=True)):
+            lines.append(
+                f"{slot + 1:6}{temperature:8.2f}{offset:8.2f}{was['ece'][slot]:8.2%}{now['ece'][slot]:8.2%}"
+                f"{was['auc'][slot]:9.3f}{now['auc'][slot]:9.3f}{fit['auc_each_after'][slot]:10.3f}"
+                f"{now['mean_accepted'][slot]:10.3f}"
+            )
+    return "\n".join([*lines, f"written: {report['file']}"])

@@ -1,10 +1,12 @@
-"""The loss of drafters that go one token at a time: Eagle3's training-time test, and a multi-token-prediction module's.
+"""The losses of drafters that go one token at a time: Eagle3's training-time test, and those of a module for
+multi-token prediction and of a language model.
 
 The drafter is unrolled over the whole text (`ChainDrafter.forward_steps`). At step s index i predicts token i+2+s.
 Eagle3 judges it as published, where position i+s is supervised and a token follows it; MTP where that token itself is:
 
     Eagle3   L = sum_s 0.8^s sum_i m_{i+s} sum_v -p_t(v) log p_d(v) / (B T)
     MTP      L = sum_s 0.8^s sum_i m_{i+2+s} (a_ce ce + a_l1 |p_d - p_t|_1) / sum m
+    lm       L = sum_i m_{i+1} (a_ce ce + a_l1 |p_d - p_t|_1) / sum m
 
 p_t is the target's law after token i+1+s, ce that of the true token. Eagle3 divides by the padded micro-batch; `by_row`
 by each row's own length, so that every sequence weighs the same whatever it shares a batch with. MTP is trained on one
@@ -19,8 +21,9 @@ import torch
 from torch import Tensor
 
 from dspark.model.chain import ChainDrafter
+from dspark.model.language import LanguageDrafter
 from dspark.training.lean_loss import LeanLoss, lean_terms
-from dspark.training.loss import LossSums, LossWeights
+from dspark.training.loss import LossSums, LossWeights, block_sums
 from dspark.training.soft_cross_entropy import soft_cross_entropy
 
 HARD = LossWeights(ce=1.0, l1=0.0, confidence=0.0)
@@ -109,17 +112,52 @@ def chain_loss(
 
 def chain_sums(*, ce: Tensor, l1: Tensor, denominator: Tensor, accepted: Tensor, masks: Tensor) -> LossSums:
     """What is logged: accepted, masks [..., k] of slots that follow one another, acceptance 0 where not judged."""
-    accepted, masks = accepted.flatten(0, -2), masks.flatten(0, -2)
     none = torch.zeros((), device=accepted.device)
     return LossSums(
         ce=ce.detach(),
         l1=l1,
         confidence=none,
         denominator=denominator,
-        accepted=accepted.sum(dim=0),
-        slots=masks.sum(dim=0),
-        tau=(1 + accepted.cumprod(dim=-1).sum(dim=-1))[masks[:, 0]].sum(),
-        blocks=masks[:, 0].sum(),
         confidence_error=none,
         confidence_bias=none,
+        **block_sums(accepted, masks),
     )
+
+
+def language_loss(
+    drafter: LanguageDrafter,
+    *,
+    input_ids: Tensor,  # [B, T] int64
+    loss_mask: Tensor,  # [B, T]
+    last_hidden: Tensor,  # [B, T, H'] of the target, final-normed
+    target_head: Tensor,  # [V, H'] the target's output head
+    weights: LossWeights = HARD,
+) -> LeanLoss:
+    """Sums over every token that counts; divide `objective` by the (global) denominator."""
+    judged = torch.zeros(input_ids.shape, dtype=torch.bool, device=input_ids.device)
+    judged[:, :-1] = loss_mask[:, 1:] > 0
+    following = input_ids.roll(-1, dims=1)
+    total, ce, l1 = lean_terms(
+        hidden=drafter.forward_tokens(input_ids)[judged],
+        lm_head=drafter.lm_head.weight,
+        wanted=last_hidden[judged],
+        target_head=target_head,
+        target_ids=following[judged],
+        scale=torch.ones(int(judged.sum()), device=input_ids.device),
+        weights=weights,
+    )
+    acceptance = torch.zeros(input_ids.shape, device=input_ids.device)
+    acceptance[judged] = (1 - 0.5 * l1).clamp(0, 1)
+    sums = chain_sums(
+        ce=ce.sum(),
+        l1=l1.sum(),
+        denominator=judged.sum().float(),
+        accepted=_windows(acceptance, drafter.config.block_size),
+        masks=_windows(judged, drafter.config.block_size).long().cumprod(dim=-1).bool(),
+    )
+    return LeanLoss(total, sums)
+
+
+def _windows(values: Tensor, size: int) -> Tensor:
+    """[B, T] -> [B, T, k], each index with those after it; 0 past the end."""
+    return torch.nn.functional.pad(values, (0, size - 1)).unfold(1, size, 1)

@@ -1,19 +1,38 @@
 """What a drafter learns from: the target's tapped layers and its last hidden state, for every token of a conversation.
 
 Hidden states, never logits: the vocabulary is only touched where a slot needs it. They come from the target as it runs
-beside the drafter, or from a cache that was written before; both answer the same question.
+beside the drafter, or from a cache, so that it runs once and not once an epoch.
+
+A cache is a folder of `manifest.json` and shards of whole samples: safetensors with `taps` [tokens, m*H], `last`
+[tokens, H]. Which sample is in which shard follows from the lengths alone, so a killed writer goes on with the shards
+that are not there. The manifest names the file of samples, the target and the layers; reading refuses anything else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import shutil
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from dspark.errors import ConfigError
+from dspark.model.checkpoint import fingerprint, load_target
+from dspark.model.location import locate
+from dspark.model.placement import pick_device
 from dspark.model.target import TargetTaps
-from dspark.training.samples import Sample
+from dspark.training import record
+from dspark.training.disk import save_tensors, write_whole
+from dspark.training.samples import Sample, Samples
+from dspark.training.settings import Settings
+from dspark.training.shape import drafter_config, text_config
 
 
 class Features(NamedTuple):
@@ -46,3 +65,190 @@ class OnlineFeatures:
             last = decoder(input_ids=ids, use_cache=False).last_hidden_state
             tapped = taps.collect() if self._layer_ids else last[..., :0]
         return [Features(tapped[row, :n], last[row, :n]) for row, n in enumerate(lengths)]
+
+
+VERSION = 1
+MANIFEST = "manifest.json"
+SHARD_BYTES = 1 << 30
+_OPEN_SHARDS = 4
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_ROOM_LEFT = 0.95  # of the free space that a cache may take
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """What a cache holds and how large it gets; made before anything runs."""
+
+    samples: str  # digest of the file
+    count: int
+    tokens: int
+    target: str  # fingerprint of the target
+    target_layer_ids: tuple[int, ...]
+    hidden_size: int
+    dtype: str
+    shards: tuple[int, ...]  # first sample of each
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of m taps and the last hidden state."""
+        width = self.hidden_size * (len(self.target_layer_ids) + 1)
+        return width * _DTYPES[self.dtype].itemsize
+
+    @property
+    def bytes(self) -> int:
+        return self.tokens * self.bytes_per_token
+
+    def members(self, shard: int) -> range:
+        """The samples of a shard."""
+        ends = (*self.shards[1:], self.count)
+        return range(self.shards[shard], ends[shard])
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest; also the estimate shown before a run."""
+        return {
+            "version": VERSION,
+            "samples": self.samples,
+            "num_samples": self.count,
+            "num_tokens": self.tokens,
+            "target": self.target,
+            "target_layer_ids": list(self.target_layer_ids),
+            "hidden_size": self.hidden_size,
+            "hidden_dtype": self.dtype,
+            "bytes_per_token": self.bytes_per_token,
+            "bytes": self.bytes,
+            "shards": list(self.shards),
+        }
+
+
+def plan_cache(
+    samples: Samples,
+    *,
+    target: str,
+    target_layer_ids: tuple[int, ...],
+    hidden_size: int,
+    dtype: str = "bfloat16",
+    shard_bytes: int = SHARD_BYTES,
+) -> CachePlan:
+    """Lays the samples out in shards of about `shard_bytes`; a longer sample has a shard of its own."""
+    if dtype not in _DTYPES:
+        raise ConfigError(f"dtype: {dtype!r} is none of {', '.join(_DTYPES)}")
+    plan = CachePlan(samples.digest(), len(samples), samples.tokens, target, target_layer_ids, hidden_size, dtype, (0,))
+    starts, room = [0], shard_bytes
+    for number in range(len(samples)):
+        size = samples.length(number) * plan.bytes_per_token
+        if size > room and number > starts[-1]:
+            starts.append(number)
+            room = shard_bytes
+        room -= size
+    return replace(plan, shards=tuple(starts))
+
+
+def write_cache(
+    folder: Path, plan: CachePlan, samples: Samples, source: FeatureSource, done: Callable[[int], None] | None = None
+) -> None:
+    """Writes the shards that are missing; `done` hears the number of samples that are there.
+
+    ConfigError where the folder holds another cache, or where the disk has no room for this one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = folder / MANIFEST
+    if manifest.exists():
+        if read_manifest(folder) != plan.to_json():
+            raise ConfigError(f"{folder}: holds a cache of other samples, another target or other layers")
+    else:
+        write_whole(manifest, json.dumps(plan.to_json(), indent=2) + "\n")
+    missing = [n for n in range(len(plan.shards)) if not _shard(folder, n).exists()]
+    needed = sum(samples.length(i) for n in missing for i in plan.members(n)) * plan.bytes_per_token
+    if needed > (free := shutil.disk_usage(folder).free) * _ROOM_LEFT:
+        raise ConfigError(f"{folder}: {needed:,} bytes are needed and {free:,} are free")
+    finished = sum(len(plan.members(n)) for n in range(len(plan.shards)) if n not in missing)
+    for number in missing:
+        found: list[Features] = []
+        for member in plan.members(number):
+            found += source.of([member], [samples[member]])
+            if done:
+                done(finished + len(found))
+        finished += len(found)
+        kind = _DTYPES[plan.dtype]
+        tensors = {
+            "taps": torch.cat([one.taps for one in found]).to("cpu", kind),
+            "last": torch.cat([one.last for one in found]).to("cpu", kind),
+        }
+        save_tensors(_shard(folder, number), tensors)
+
+
+class CachedFeatures:
+    """Reads what `write_cache` wrote; `expect` is the plan of the run that reads."""
+
+    def __init__(self, folder: Path, expect: CachePlan, samples: Samples) -> None:
+        kept = read_manifest(folder)
+        wanted = expect.to_json()
+        for name in ("version", "samples", "target", "target_layer_ids", "hidden_size"):
+            if kept.get(name) != wanted[name]:
+                raise ConfigError(f"cache: {name} of {folder} is {kept.get(name)!r}, this run needs {wanted[name]!r}")
+        self._folder, self._samples = folder, samples
+        self._starts = [int(start) for start in kept["shards"]]
+        missing = [n for n in range(len(self._starts)) if not _shard(folder, n).exists()]
+        if missing:
+            raise ConfigError(f"cache: {folder} lacks {len(missing)} of {len(self._starts)} shards; write it first")
+        self._open = lru_cache(maxsize=_OPEN_SHARDS)(self._open_shard)
+
+    def of(self, numbers: Sequence[int], samples: Sequence[Sample]) -> list[Features]:
+        return [self._one(number) for number in numbers]
+
+    def _one(self, number: int) -> Features:
+        shard = bisect_right(self._starts, number) - 1
+        first = self._samples.offsets[self._starts[shard]]
+        part = slice(self._samples.offsets[number] - first, self._samples.offsets[number + 1] - first)
+        taps, last = self._open(shard)
+        return Features(taps[part], last[part])
+
+    def _open_shard(self, shard: int) -> tuple[Any, Any]:
+        path = _shard(self._folder, shard)
+        try:
+            file: Any = safe_open(path, framework="pt")
+            return file.get_slice("taps"), file.get_slice("last")
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"cache: {path}: {error}") from None
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a cache; ConfigError where there is none."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cache: {folder} holds no cache ({error})") from None
+    if not isinstance(manifest, dict) or manifest.get("version") != VERSION:
+        raise ConfigError(f"cache: {folder} was written by another version")
+    return manifest
+
+
+def _shard(folder: Path, number: int) -> Path:
+    return folder / f"shard-{number:05d}.safetensors"
+
+
+def plan_for(settings: Settings, dtype: str) -> CachePlan:
+    """What the cache of a run will hold. Reads the target's config and the digests of its files, no weight."""
+    folder = locate(settings.target)
+    text, samples = text_config(folder), Samples(Path(settings.samples))
+    samples.check_vocabulary(int(text.vocab_size))
+    return plan_cache(
+        samples,
+        target=fingerprint(folder),
+        target_layer_ids=drafter_config(folder, text, settings).target_layer_ids,
+        hidden_size=int(text.hidden_size),
+        dtype=dtype,
+    )
+
+
+def make_cache(settings: Settings, plan: CachePlan, folder: Path) -> None:
+    """Writes what is missing of the cache, with a progress bar."""
+    device = pick_device(settings.device, key="device")
+    target = load_target(
+        settings.target, dtype=torch.float32 if device.type == "cpu" else torch.bfloat16, device=device
+    )
+    samples = Samples(Path(settings.samples))
+    source = OnlineFeatures(target.model, plan.target_layer_ids)
+    with record.progress() as bar:
+        task = bar.add_task("cache", total=plan.count, note=f"{plan.bytes / 1e9:.2f} GB")
+        write_cache(folder, plan, samples, source, lambda done: bar.update(task, completed=done))

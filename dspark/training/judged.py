@@ -1,17 +1,21 @@
-"""Rounds at every place of many answers, kept so that they can be played again under another prefix rule."""
+"""Rounds at every place of many answers, to be played under any prefix rule, and those that calibration is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from dspark.errors import ConfigError
+from dspark.model.calibration import RuleName
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.family import Drafter
 from dspark.training import rounds
-from dspark.training.asked import TargetText
+from dspark.training.asked import DatasetPrompt, TargetText, answers
 from dspark.training.reliability import Floats, Ints
 from dspark.types import Rule
 
@@ -72,3 +76,98 @@ def whole_blocks(texts: Iterable[Text], size: int, new_tokens: int) -> tuple[Flo
                 scores.append(text.confidence[made.at])
                 kept.append(made.accepted)
     return np.array(scores).reshape(len(scores), size), np.array(kept, np.int64)
+
+
+PIECE = 24  # prompts that are asked at one time
+
+
+class JudgedRounds(NamedTuple):
+    """Rounds whose blocks were verified whole."""
+
+    logits: Floats  # [n, k] raw confidence
+    accepted: Ints  # [n]
+
+
+class RoundSettings(NamedTuple):
+    """How they are drawn."""
+
+    seed: int
+    new_tokens: int  # of an answer, at most
+    cut: int | None  # entries of q
+
+
+class RoundSource:
+    """Where the rounds of one calibration come from."""
+
+    def __init__(
+        self,
+        target: LoadedTarget,
+        drafter: Drafter,
+        asked: Mapping[str, Sequence[DatasetPrompt]],  # by the name of the file
+        settings: RoundSettings,
+        *,
+        keep: Path | None = None,  # folder of the target's answers, for the next drafter
+    ) -> None:
+        self._target, self._drafter, self._asked = target, drafter, asked
+        self._seed, self._new_tokens, self._cut = settings
+        self._keep = keep
+        self._drawn: dict[tuple[str, bool, float], list[TargetText]] = {}
+
+    def half(
+        self,
+        half: int,
+        rule: RuleName,
+        temperatures: Sequence[float],
+        names: Sequence[str],  # of the prompts
+        told: Callable[[int], None],  # counts prompts done
+    ) -> JudgedRounds:
+        """Of every second prompt, from the `half`-th on, at all temperatures."""
+        parts = []
+        for temperature in temperatures:
+            for name in names:
+                every = self._asked[name]
+                # Prompts of like length side by side: a row that is longer is fed token by token.
+                its = sorted(every[half::2], key=lambda question: len(question.ids))
+                for first in range(0, len(its), PIECE):
+                    piece = its[first : first + PIECE]
+                    parts.append(self._piece(f"{name}-{half}-{first}", piece, first, half, rule, temperature))
+                    told(len(piece))
+        if not sum(len(part.accepted) for part in parts):
+            raise ConfigError("prompts: no round was played; the target ends every answer at once")
+        return JudgedRounds(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+    def _piece(
+        self, name: str, asked: Sequence[DatasetPrompt], first: int, half: int, rule: RuleName, temperature: float
+    ) -> JudgedRounds:
+        # Texts of the halves, pieces and temperatures are drawn apart.
+        seed = 2 * (self._seed + 1009 * round(1000 * temperature) + 7 * first) + half
+        texts = judged(
+            self._target,
+            self._drafter,
+            self._answers(name, asked, rule, temperature, seed),
+            temperature=temperature,
+            rule=Rule[rule.upper()],
+            seed=seed + 1,
+            cut=self._cut,
+        )
+        return JudgedRounds(*whole_blocks(texts, self._drafter.config.block_size, self._new_tokens))
+
+    def _answers(
+        self, name: str, asked: Sequence[DatasetPrompt], rule: RuleName, temperature: float, seed: int
+    ) -> list[TargetText]:
+        """Drawn once for both ratio rules, which leave the target's law alone and say nothing of its noise."""
+        raced = rule == "coupled" and temperature > 0
+        place = (name, raced, temperature)
+        if place not in self._drawn:
+            drawn = answers(
+                self._target,
+                asked,
+                temperature=temperature,
+                rule=Rule.COUPLED if raced else Rule.TOKEN,
+                seed=seed,
+                new_tokens=self._new_tokens,
+                room=self._drafter.config.block_size + 1,
+                keep=self._keep,
+            )
+            self._drawn[place] = list(drawn)
+        return self._drawn[place]

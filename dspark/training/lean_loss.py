@@ -20,7 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from dspark.model.drafter import BlockDrafter
 from dspark.model.markov import VanillaHead
 from dspark.training.anchors import gather_slots
-from dspark.training.loss import LossSums, LossWeights, slot_weights
+from dspark.training.loss import LossSums, LossWeights, block_sums, slot_weights
 
 SLICE_ROWS = 384  # [384, V] in fp32 stays in the third-level cache for small vocabularies
 SLICE_NUMBERS = 1 << 22  # and for large ones a slice is at most so many numbers, 16 MiB
@@ -85,18 +85,14 @@ def lean_block_loss(
         error, bias = gap.abs().sum(), gap.sum()
     dense = torch.zeros(target_ids.shape, device=hidden.device)
     dense[eval_mask] = acceptance
-    dense, valid = dense.flatten(0, -2), eval_mask.flatten(0, -2)
     sums = LossSums(
         ce=(scale * ce).sum(),
         l1=(scale * l1).sum(),
         confidence=bce.detach(),
         denominator=scale.sum(),
-        accepted=dense.sum(dim=0),
-        slots=valid.sum(dim=0),
-        tau=(1 + dense.cumprod(dim=-1).sum(dim=-1))[valid[:, 0]].sum(),
-        blocks=valid[:, 0].sum(),
         confidence_error=error,
         confidence_bias=bias,
+        **block_sums(dense, eval_mask),
     )
     return LeanLoss(mixed, sums)
 

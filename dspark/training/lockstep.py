@@ -1,7 +1,6 @@
 """Many sequences generated side by side: every row is at the same position, so nothing is padded.
 
-A row may be forced to follow given tokens; otherwise it samples. Rows that end a document go on with a new
-beginning, forced again, the way documents follow one another in training text.
+What is left of the longer prompts is fed step by step while the shorter ones already sample. No row ends early.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,9 +12,6 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from dspark.model.releases import cache_argument, returned_cache, takes_positions
 from dspark.model.target import beyond_keys
-
-# From the row's number to the tokens a new document of that row starts with.
-Beginning = Callable[[int], list[int]]
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[misc]
@@ -68,20 +64,17 @@ def generate(
     total: int,
     temperatures: Tensor,  # [B]
     generator: torch.Generator,
-    end_id: int,
-    beginning: Beginning = lambda _row: [],
     pick: Callable[[Tensor, int], Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Continues every prompt to `total` tokens: ids [B, total], and which of them were forced [B, total] bool.
+) -> Tensor:
+    """Continues every prompt to `total` tokens: ids [B, total].
 
     `pick` draws in place of the temperatures: logits [B, V] and the position they are for -> ids [B].
     """
     batch, given = len(prompts), min(map(len, prompts))
     ids = torch.zeros(batch, total, dtype=torch.int64)
-    forced = torch.zeros(batch, total, dtype=torch.bool)
-    ids[:, :given], forced[:, :given] = torch.tensor([list(p[:given]) for p in prompts]), True
-    # What is left of the longer prompts is forced step by step while the shorter ones already sample.
-    queues = [list(p[given:]) for p in prompts]
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)] = torch.tensor(list(prompt))
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
     name, held = cache_argument(model), _held(model, total)
     fresh = ids[:, :given]
     for place in range(given, total):
@@ -91,12 +84,6 @@ def generate(
         out = model(input_ids=fresh, use_cache=True, logits_to_keep=1, **told)
         held, logits = held or returned_cache(out), out.logits[:, -1]
         token = draw(logits, temperatures, generator) if pick is None else pick(logits, place)
-        ended = (ids[:, place - 1] == end_id) & ~forced[:, place - 1]
-        for row in torch.nonzero(ended).flatten().tolist():
-            queues[row] = list(beginning(row))
-        for row, queue in enumerate(queues):
-            if queue:
-                token[row], forced[row, place] = queue.pop(0), True
-        ids[:, place] = token
-        fresh = token.unsqueeze(-1)
-    return ids, forced
+        ids[:, place] = torch.where(lengths > place, ids[:, place], token)
+        fresh = ids[:, place : place + 1]
+    return ids

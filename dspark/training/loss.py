@@ -111,26 +111,29 @@ def sum_terms(
         confidence = (weights * each).sum()
         gap = (torch.sigmoid(logits.detach()) - acceptance) * eval_mask
         error, bias = gap.abs().sum(), gap.sum()
-    valid = (acceptance * eval_mask).flatten(0, -2)  # [N, k]; the mask is a run from slot 1
     return LossSums(
         ce=(weights * ce).sum(),
         l1=(weights * l1).sum(),
         confidence=confidence,
         denominator=weights.sum(),
-        accepted=valid.sum(dim=0),
-        slots=eval_mask.flatten(0, -2).sum(dim=0),
-        tau=(1 + valid.cumprod(dim=-1).sum(dim=-1))[eval_mask.flatten(0, -2)[:, 0]].sum(),
-        blocks=eval_mask[..., 0].sum(),
         confidence_error=error,
         confidence_bias=bias,
+        **block_sums(acceptance, eval_mask),
     )
 
 
-def mix(sums: LossSums, weights: LossWeights, denominator: Tensor | None = None) -> Tensor:
-    """The scalar to minimise; `denominator` replaces the local one when it was added over ranks."""
-    over = (sums.denominator if denominator is None else denominator) + _TINY
+def block_sums(acceptance: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """What is logged of the slots [..., k] of blocks; those that count are a run from slot 1."""
+    mask = mask.flatten(0, -2)
+    valid = acceptance.flatten(0, -2) * mask
+    tau = (1 + valid.cumprod(dim=-1).sum(dim=-1))[mask[:, 0]].sum()
+    return {"accepted": valid.sum(dim=0), "slots": mask.sum(dim=0), "tau": tau, "blocks": mask[:, 0].sum()}
+
+
+def mix(sums: LossSums, weights: LossWeights) -> Tensor:
+    """The scalar to minimise."""
     total = weights.ce * sums.ce + weights.l1 * sums.l1 + weights.confidence * sums.confidence
-    return total / over
+    return total / (sums.denominator + _TINY)
 
 
 def figures(sums: LossSums) -> dict[str, float]:

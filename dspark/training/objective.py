@@ -20,8 +20,7 @@ from dspark.model.family import Drafter
 from dspark.model.language import LanguageDrafter
 from dspark.training.anchors import draw_anchors, label_blocks
 from dspark.training.batches import SampleBatch, padded
-from dspark.training.eagle3_loss import chain_loss
-from dspark.training.language_loss import language_loss
+from dspark.training.eagle3_loss import chain_loss, language_loss
 from dspark.training.lean_loss import LeanLoss, lean_block_loss
 from dspark.training.loss import DFLASH_WEIGHTS, LossSums, LossWeights
 

@@ -5,41 +5,20 @@ Weights and optimiser states are fp32 whatever the products are computed in. Opt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from dspark.training.muon import Muon
-from dspark.training.schedule import cosine, rate
 from dspark.training.settings import Settings
 
 _LEVEL = 0.4  # of the run, before the linear schedule falls
 _INNER = ("layers.", "fc.", "eh_proj.")
-
-
-def muon_and_adamw(
-    trained: Iterable[nn.Parameter],
-    matrices: Iterable[nn.Parameter],
-    *,
-    matrix_rate: float,
-    vector_rate: float,
-) -> dict[str, Optimizer]:
-    """Muon for the `matrices` among the `trained`, AdamW for the rest."""
-    matrices = list(matrices)
-    inside = {id(p) for p in matrices}
-    rest = [p for p in trained if id(p) not in inside]
-    return {
-        "muon": Muon(matrices, lr=matrix_rate, momentum=0.95, weight_decay=0.02),
-        "adamw": AdamW(rest, lr=vector_rate, betas=(0.9, 0.95), weight_decay=0.0),
-    }
-
-
-def set_rates(optimisers: Mapping[str, Optimizer], peaks: Mapping[str, float], share: float) -> None:
-    """Sets every rate to a share of its peak."""
-    for name, optimiser in optimisers.items():
-        for group in optimiser.param_groups:
-            group["lr"] = peaks[name] * share
+_A, _B, _C = 3.4445, -4.7750, 2.0315  # the quintic of the original, steepest at zero
+_ITERATIONS = 5
 
 
 def make_optimisers(drafter: nn.Module, settings: Settings) -> dict[str, Optimizer]:
@@ -47,12 +26,12 @@ def make_optimisers(drafter: nn.Module, settings: Settings) -> dict[str, Optimiz
     trained = {name: p for name, p in drafter.named_parameters() if p.requires_grad}
     if settings.optimizer == "adamw":
         return {"adamw": AdamW(trained.values(), lr=settings.rate, weight_decay=0.0)}
-    return muon_and_adamw(
-        trained.values(),
-        [p for name, p in trained.items() if p.ndim == 2 and name.startswith(_INNER)],
-        matrix_rate=settings.matrix_rate,
-        vector_rate=settings.rate,
-    )
+    matrices = {name: p for name, p in trained.items() if p.ndim == 2 and name.startswith(_INNER)}
+    rest = [p for name, p in trained.items() if name not in matrices]
+    return {
+        "muon": Muon(matrices.values(), lr=settings.matrix_rate, momentum=0.95, weight_decay=0.02),
+        "adamw": AdamW(rest, lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.0),
+    }
 
 
 def set_step(optimisers: Mapping[str, Optimizer], settings: Settings, step: int, steps: int) -> None:
@@ -61,4 +40,75 @@ def set_step(optimisers: Mapping[str, Optimizer], settings: Settings, step: int,
         share = cosine(step, steps, warmup=settings.warmup)
     else:
         share = rate(step, steps, warmup=round(settings.warmup * steps), decay_from=_LEVEL)
-    set_rates(optimisers, {"adamw": settings.rate, "muon": settings.matrix_rate}, share)
+    peaks = {"adamw": settings.rate, "muon": settings.matrix_rate}
+    for name, optimiser in optimisers.items():
+        for group in optimiser.param_groups:
+            group["lr"] = peaks[name] * share
+
+
+def orthogonalised(matrices: Tensor) -> Tensor:
+    """[n, a, b] -> nearest (semi-)orthogonal matrices, singular values between about 0.7 and 1.2."""
+    tall = matrices.shape[1] > matrices.shape[2]
+    x: Tensor = matrices.transpose(1, 2) if tall else matrices
+    x = x / (x.flatten(1).norm(dim=1)[:, None, None] + 1e-7)
+    for _ in range(_ITERATIONS):
+        gram = torch.bmm(x, x.transpose(1, 2))
+        x = _A * x + torch.bmm(_B * gram + _C * torch.bmm(gram, gram), x)
+    out = x.transpose(1, 2) if tall else x
+    return out
+
+
+class Muon(Optimizer):
+    """Nesterov momentum, orthogonalised; steps are scaled by sqrt(max(1, rows / columns)) (Jordan et al., 2024).
+
+    In fp32, matrices of one shape side by side: the library's own takes bf16 and one matrix at a time, which on a
+    processor without bf16 units costs more than the forward and backward passes together.
+    """
+
+    def __init__(
+        self, params: Iterable[Tensor], lr: float, *, momentum: float = 0.95, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update of every matrix that has a gradient."""
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[Tensor]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_shape.setdefault(parameter.shape, []).append(parameter)
+            for shape, parameters in by_shape.items():
+                updates = orthogonalised(torch.stack([self._momentum(p, group["momentum"]) for p in parameters]))
+                scale = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
+                for parameter, update in zip(parameters, updates, strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=scale)
+
+    def _momentum(self, parameter: Tensor, momentum: float) -> Tensor:
+        assert parameter.grad is not None
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        state["momentum_buffer"].lerp_(parameter.grad, 1 - momentum)
+        momentum_now: Tensor = parameter.grad.lerp(state["momentum_buffer"], momentum)
+        return momentum_now
+
+
+def cosine(step: int, steps: int, *, warmup: float) -> float:
+    """Share of the peak learning rate of the published recipe: linear over the first `warmup` share of the steps (step
+    t of W: (t + 1) / W), then a cosine to 0 over the rest."""
+    rising = round(warmup * steps)
+    if step < rising:
+        return (step + 1) / rising
+    return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
+
+
+def rate(step: int, steps: int, *, warmup: int, decay_from: float) -> float:
+    """Share of the peak learning rate: linear warm-up, level, then linear to 0 from `decay_from` of the run.
+
+    The level part does not depend on the length of the run: a run resumed with another length stays consistent.
+    """
+    rising = min(1.0, (step + 1) / max(1, warmup))
+    start = decay_from * steps
+    falling = 1.0 if step < start else (steps - step) / max(1.0, steps - start)
+    return rising * falling

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigError
-from dspark.training.disk import write_whole
-from dspark.training.row_file import read_rows
+from dspark.training.disk import read_rows, write_whole
 from dspark.training.split import conversation_of
 
 RUN = 13

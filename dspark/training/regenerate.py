@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 from dspark.client import AsyncClient, Completion, DeadlineExceeded, InvalidRequest, ModelInfo, Overloaded, Unavailable
 from dspark.errors import ConfigError
 from dspark.training.chat import Chat
-from dspark.training.disk import write_whole
-from dspark.training.row_file import RowFile, read_rows
+from dspark.training.disk import RowFile, read_rows, write_whole
 from dspark.training.settings import RegenerationSettings
 from dspark.training.split import conversation_of
 

@@ -51,29 +51,16 @@ def ranking(predicted: Floats, label: Floats) -> float:
     return float((right * (below + 0.5 * wrong)).sum() / pairs) if pairs else float("nan")
 
 
-def brier(predicted: Floats, label: Floats) -> float:
-    """Mean squared error; [n] each."""
-    return float(np.square(predicted - label).mean()) if len(label) else float("nan")
-
-
-def by_slot(predicted: Floats, accepted: Ints, drafted: Ints | None = None) -> dict[str, list[float]]:
-    """Survival [n, k] against what was accepted [n]: figures of every slot; `drafted` [n] says how many slots count."""
-    label, size = labels(accepted, predicted.shape[1]), predicted.shape[1]
-    rows: dict[str, list[float]] = {"ece": [], "auc": [], "brier": [], "mean_predicted": [], "mean_accepted": []}
-    for slot in range(size):
-        counts = np.ones(len(accepted), np.bool_) if drafted is None else drafted > slot
-        p, y = predicted[counts, slot], label[counts, slot]
-        some = len(y) > 0
-        values = (
-            calibration_error(p, y),
-            ranking(p, y),
-            brier(p, y),
-            float(p.mean()) if some else 0.0,
-            float(y.mean()) if some else 0.0,
-        )
-        for name, value in zip(rows, values, strict=True):
-            rows[name].append(value)
-    return rows
+def by_slot(predicted: Floats, accepted: Ints) -> dict[str, list[float]]:
+    """Survival [n, k] against what was accepted [n]: figures of every slot."""
+    label = labels(accepted, predicted.shape[1])
+    pairs = list(zip(predicted.T, label.T, strict=True))
+    return {
+        "ece": [calibration_error(p, y) for p, y in pairs],
+        "auc": [ranking(p, y) for p, y in pairs],
+        "mean_predicted": [float(p.mean()) if len(p) else 0.0 for p, _ in pairs],
+        "mean_accepted": [float(y.mean()) if len(y) else 0.0 for _, y in pairs],
+    }
 
 
 def conditional_ranking(logits: Floats, accepted: Ints) -> list[float]:

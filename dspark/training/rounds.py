@@ -191,8 +191,3 @@ def play(accepted: Sequence[int], lengths: Sequence[int], ends: Sequence[bool], 
         rounds.append(Played(at, lengths[at], kept, kept + 1))
         at += kept + 1
     return rounds
-
-
-def walk(accepted: list[int], ends: list[bool], new_tokens: int) -> list[tuple[int, int]]:
-    """(anchor, emitted tokens) of `play` where whole blocks are verified."""
-    return [(made.at, made.emitted) for made in play(accepted, accepted, ends, new_tokens)]

@@ -1,29 +1,33 @@
-"""What a training run holds once everything is loaded and checked, and what it computes of some samples."""
+"""What a training run holds once everything is loaded and checked, and what it computes of some samples.
+
+A run has one worker, or several that hold the same drafter and share every step: gradients of the numerators,
+denominators and logged sums are added up and never averaged, so their number changes rounding and nothing else.
+Launchers make the process group; this file only uses it.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+import torch.distributed as distributed
+from torch import Tensor, nn
 
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import LoadedTarget, fingerprint, load_target
 from dspark.model.config import DrafterConfig
 from dspark.model.family import Drafter
 from dspark.model.placement import pick_device
-from dspark.training import target_cache
 from dspark.training.batches import BatchPlan, SampleBatch, assemble, make_plan, pieces
-from dspark.training.features import FeatureSource, OnlineFeatures
+from dspark.training.features import CachedFeatures, FeatureSource, OnlineFeatures, plan_cache
 from dspark.training.loss import LossSums
 from dspark.training.objective import add_sums, batch_loss
 from dspark.training.samples import Samples
 from dspark.training.settings import Settings
-from dspark.training.shape import DescribedTarget, make_drafter
-from dspark.training.world import WorkerGroup
+from dspark.training.shape import make_drafter
 
 
 @dataclass(slots=True)
@@ -80,7 +84,7 @@ def open_run(settings: Settings, world: WorkerGroup) -> TrainingRun:
     settings = replace(settings, precision="bf16" if mixed else "fp32")
     samples = Samples(Path(settings.samples))
     target = load_target(settings.target, dtype=torch.bfloat16 if mixed else torch.float32, device=device)
-    check_vocabulary(samples, target)
+    samples.check_vocabulary(target.vocab_size)
     drafter = make_drafter(target, settings).to(device)
     plan = make_plan(
         samples, batch=settings.batch, epochs=settings.epochs, steps=settings.steps, held_out=settings.held_out
@@ -104,21 +108,53 @@ def open_run(settings: Settings, world: WorkerGroup) -> TrainingRun:
     )
 
 
-def check_vocabulary(samples: Samples, target: LoadedTarget | DescribedTarget) -> None:
-    """Samples of another tokenizer are refused here, not by an index error a thousand steps later."""
-    if samples.largest_id >= target.vocab_size:
-        raise ConfigError(
-            f"samples: {samples.path} holds token {samples.largest_id}, the target knows {target.vocab_size}"
-        )
-
-
 def _features(
     settings: Settings, target: LoadedTarget, config: DrafterConfig, samples: Samples, name: str
 ) -> FeatureSource:
     """Of the cache where one is named; else the target stays and runs beside the drafter."""
     if not settings.cache:
         return OnlineFeatures(target.model, config.target_layer_ids)
-    expect = target_cache.plan_cache(
-        samples, target=name, target_layer_ids=config.target_layer_ids, hidden_size=target.hidden_size
-    )
-    return target_cache.CachedFeatures(Path(settings.cache), expect, samples)
+    expect = plan_cache(samples, target=name, target_layer_ids=config.target_layer_ids, hidden_size=target.hidden_size)
+    return CachedFeatures(Path(settings.cache), expect, samples)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGroup:
+    """One worker's place."""
+
+    rank: int = 0
+    size: int = 1
+
+    @staticmethod
+    def of_process_group() -> WorkerGroup:
+        """The place in the group of this process, alone where there is none."""
+        if not distributed.is_available() or not distributed.is_initialized():
+            return WorkerGroup()
+        return WorkerGroup(distributed.get_rank(), distributed.get_world_size())
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker writes what is written once."""
+        return self.rank == 0
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """The sum over all workers, in place."""
+        if self.size > 1:
+            distributed.all_reduce(tensor)
+        return tensor
+
+    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Every gradient becomes the sum over all workers; one message for all of them."""
+        if self.size == 1:
+            return
+        trained = [p for p in parameters if p.requires_grad]
+        # A worker whose rows did not reach a parameter still has to take part.
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
+        whole = self.add(torch.cat([grad.flatten() for grad in grads]))
+        for parameter, part in zip(trained, torch.split(whole, [p.numel() for p in trained]), strict=True):
+            parameter.grad = part.view_as(parameter).clone()
+
+    def wait(self) -> None:
+        """Until every worker is here."""
+        if self.size > 1:
+            distributed.barrier()

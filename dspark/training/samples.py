@@ -1,4 +1,4 @@
-"""Training text as token ids: one file, mapped into memory and read by slices.
+"""Training text as token ids: made of regenerated conversations, kept in one file that is read by slices.
 
 A sample is one conversation: its ids, and which of them the target wrote. The file is safetensors with `ids` int32
 [all tokens], `supervised` uint8 [all tokens] and `offsets` int64 [samples + 1].
@@ -7,7 +7,8 @@ A sample is one conversation: its ids, and which of them the target wrote. The f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dspark.errors import ConfigError
-from dspark.training.disk import save_tensors
+from dspark.training.chat import Chat
+from dspark.training.disk import read_rows, save_tensors
 
 _HEX = 16
 
@@ -75,6 +77,11 @@ class Samples(Sequence[Sample]):
     def largest_id(self) -> int:
         return int(self._ids[:].max())
 
+    def check_vocabulary(self, size: int) -> None:
+        """Samples of another tokenizer are refused here, not by an index error a thousand steps later."""
+        if self.largest_id >= size:
+            raise ConfigError(f"samples: {self.path} holds token {self.largest_id}, the target knows {size}")
+
     def digest(self) -> str:
         """Names the content."""
         total = hashlib.sha256()
@@ -82,3 +89,37 @@ class Samples(Sequence[Sample]):
             while chunk := file.read(1 << 20):
                 total.update(chunk)
         return total.hexdigest()[:_HEX]
+
+
+MAX_LENGTH = 4096
+MIN_SUPERVISED = 14  # a conversation with fewer tokens of the target teaches next to nothing
+
+
+def encode_rows(
+    rows: Path, path: Path, chat: Chat, *, max_length: int = MAX_LENGTH, min_supervised: int = MIN_SUPERVISED
+) -> dict[str, Any]:
+    """Writes the samples of a regenerated file to `path`; returns counts of rows and tokens."""
+    counts: Counter[str] = Counter()
+
+    def samples() -> Iterator[Sample]:
+        for row in read_rows(rows):
+            counts["rows"] += 1
+            if row.get("status", "success") != "success":
+                counts["failed"] += 1
+                continue
+            turns = row.get("conversations")
+            if not isinstance(turns, list) or not turns:
+                raise ConfigError(f"{rows}: row {row.get('id')!r} has no conversations")
+            ids, supervised = chat.learned(turns)
+            counts["cut"] += len(ids) > max_length
+            sample = Sample(torch.tensor(ids[:max_length]), torch.tensor(supervised[:max_length]))
+            if int(sample.supervised.sum()) < min_supervised:
+                counts["short"] += 1
+                continue
+            counts["samples"] += 1
+            counts["tokens"] += len(sample.ids)
+            counts["supervised"] += int(sample.supervised.sum())
+            yield sample
+
+    write_samples(path, samples())
+    return {name: counts[name] for name in ("rows", "samples", "tokens", "supervised", "cut", "short", "failed")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from dspark.model.config import DrafterConfig, HeadType, Kind
 from dspark.model.family import Drafter
 from dspark.model.formats.vocabulary import DraftVocabulary
 from dspark.model.fresh import fresh_drafter
-from dspark.model.location import locate
 from dspark.training.settings import Settings
 from dspark.training.vocabulary import read_kept
 
@@ -25,18 +23,6 @@ _KIND: dict[str, Kind] = {"dspark": "block", "dflash": "block", "eagle3": "eagle
 _LAYERS: dict[Kind, int] = {"block": 5, "eagle3": 1, "mtp": 1, "lm": 2}
 
 
-@dataclass(frozen=True, slots=True)
-class DescribedTarget:
-    """What a target's config alone says: enough for the shape of a drafter, without a weight being read."""
-
-    folder: Path
-    config: Any  # transformers' config of the text model
-    context_length: int
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-
-
 HEAD_DIM, ROPE_THETA = 64, 10000.0  # where a target has no heads, or no rotation
 _ALSO_CALLED = {
     "rms_norm_eps": ("norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
@@ -44,42 +30,33 @@ _ALSO_CALLED = {
 }
 
 
-def describe_target(path: str | Path) -> DescribedTarget:
-    """Reads the config of a target; CheckpointError where it is none."""
+def text_config(folder: Path) -> Any:
+    """transformers' config of a target's text model, without a weight being read; CheckpointError where it is none."""
     from transformers import AutoConfig
 
-    folder = locate(path)
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True).get_text_config()
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{folder}: {error}") from error
-    text = config.get_text_config()
-    return DescribedTarget(
-        folder=folder,
-        config=text,
-        context_length=context_length(text),
-        vocab_size=int(text.vocab_size),
-        hidden_size=int(text.hidden_size),
-        num_layers=int(text.num_hidden_layers),
-    )
 
 
-def drafter_config(target: LoadedTarget | DescribedTarget, settings: Settings) -> DrafterConfig:
-    """The config of the run's drafter. ConfigError names a setting that does not fit the family or the target."""
+def drafter_config(folder: Path, text: Any, settings: Settings) -> DrafterConfig:
+    """The config of the run's drafter, for the target in a folder and its text model's config. ConfigError names a
+    setting that does not fit the family or the target."""
     kind = _KIND[settings.family]
     layers = settings.layers or _LAYERS[kind]
     if kind in ("eagle3", "mtp") and layers != 1:
         raise ConfigError(f"layers: a drafter of the family {settings.family} has one, not {layers}")
-    shape = _target_shape(target)
-    common: dict[str, Any] = shape | {"kind": kind, "num_hidden_layers": layers, "block_size": settings.block_size}
-    if (kept := read_kept(settings.keep_tokens, target.vocab_size)) is not None:
+    common: dict[str, Any] = _target_shape(text)
+    common |= {"kind": kind, "num_hidden_layers": layers, "block_size": settings.block_size}
+    if (kept := read_kept(settings.keep_tokens, common["vocab_size"])) is not None:
         if kind == "lm":
             raise ConfigError("keep_tokens: the head of a language model is its embedding, and says every token")
         common["draft_vocab_size"] = len(kept)
     if kind == "lm":
         return DrafterConfig(**_language_shape(common, settings), target_layer_ids=(), num_target_layers=0)
-    taps = tap_layers(target.num_layers, settings, kind)
-    common |= {"target_layer_ids": taps, "num_target_layers": target.num_layers}
+    depth = int(text.num_hidden_layers)
+    common |= {"target_layer_ids": tap_layers(depth, settings, kind), "num_target_layers": depth}
     if kind != "block":
         return DrafterConfig(**common)
     head: HeadType = "none"
@@ -87,7 +64,7 @@ def drafter_config(target: LoadedTarget | DescribedTarget, settings: Settings) -
         head = settings.head  # type: ignore[assignment]
     return DrafterConfig(
         **common,
-        mask_token_id=mask_token(target),
+        mask_token_id=mask_token(folder, common["vocab_size"]),
         markov_rank=settings.markov_rank if head != "none" else 0,
         markov_head_type=head,
         enable_confidence_head=settings.family == "dspark",
@@ -113,23 +90,23 @@ def tap_layers(layers: int, settings: Settings, kind: Kind) -> tuple[int, ...]:
     return tuple(sorted({int(place) for place in places}))
 
 
-def mask_token(target: LoadedTarget | DescribedTarget) -> int:
+def mask_token(folder: Path, vocab_size: int) -> int:
     """Fills the slots of a block behind the anchor: the tokenizer's mask token, else the first id that no text holds
     (the vocabulary of most models is padded behind its last token), else the last id."""
-    last = target.vocab_size - 1
-    if not (target.folder / "tokenizer.json").is_file():
+    last = vocab_size - 1
+    if not (folder / "tokenizer.json").is_file():
         return last
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(target.folder, local_files_only=True, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     found = tokenizer.mask_token_id
     return min(len(tokenizer) if found is None else int(found), last)
 
 
 def make_drafter(target: LoadedTarget, settings: Settings) -> Drafter:
     """Fresh, or with the weights of `start`, whatever the length of its blocks. In training mode, fp32, on the CPU."""
-    config = drafter_config(target, settings)
     model = target.model
+    config = drafter_config(target.folder, model.config.get_text_config(), settings)
     own, kept = config.kind == "lm", read_kept(settings.keep_tokens, target.vocab_size)
     head = model.get_output_embeddings().weight
     drafter = fresh_drafter(
@@ -161,18 +138,18 @@ def _start_from(drafter: Drafter, folder: str, target: Path) -> None:
     drafter.load_state_dict(weights)
 
 
-def _target_shape(target: LoadedTarget | DescribedTarget) -> dict[str, Any]:
+def _target_shape(text: Any) -> dict[str, Any]:
     """What a drafter shares with its target; of Gemma4 the shape of the layers that see everything."""
-    text = target.config if isinstance(target, DescribedTarget) else target.model.config.get_text_config()
+    hidden_size = int(text.hidden_size)
     rope = getattr(text, "rope_parameters", None) or {}
-    heads = _said(text, "num_attention_heads") or max(1, target.hidden_size // HEAD_DIM)
+    heads = _said(text, "num_attention_heads") or max(1, hidden_size // HEAD_DIM)
     shape = {
-        "hidden_size": target.hidden_size,
-        "intermediate_size": _said(text, "intermediate_size") or 4 * target.hidden_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": _said(text, "intermediate_size") or 4 * hidden_size,
         "num_attention_heads": heads,
-        "vocab_size": target.vocab_size,
+        "vocab_size": int(text.vocab_size),
         "rms_norm_eps": _said(text, "rms_norm_eps") or 1e-6,
-        "max_position_embeddings": target.context_length,
+        "max_position_embeddings": context_length(text),
         "initializer_range": _said(text, "initializer_range") or 0.02,
     }
     if str(text.model_type).startswith("gemma4"):
@@ -188,7 +165,7 @@ def _target_shape(target: LoadedTarget | DescribedTarget) -> dict[str, Any]:
             "logit_softcap": text.final_logit_softcapping,
         }
     bases = [part["rope_theta"] for part in (rope, *rope.values()) if isinstance(part, dict) and "rope_theta" in part]
-    head_dim = _said(text, "head_dim") or target.hidden_size // heads
+    head_dim = _said(text, "head_dim") or hidden_size // heads
     return shape | {
         "num_key_value_heads": _said(text, "num_key_value_heads") or heads,
         "head_dim": head_dim + head_dim % 2,

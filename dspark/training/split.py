@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigError
-from dspark.training.disk import write_whole
-from dspark.training.row_file import read_rows
+from dspark.training.disk import read_rows, write_whole
 
 SEED = 42
 HELD_OUT = 0.05

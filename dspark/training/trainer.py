@@ -24,9 +24,8 @@ from dspark.training.disk import write_whole
 from dspark.training.loss import LossSums, figures
 from dspark.training.objective import own_weights
 from dspark.training.optimisers import make_optimisers, set_step
-from dspark.training.run import TrainingRun, open_run
+from dspark.training.run import TrainingRun, WorkerGroup, open_run
 from dspark.training.settings import Settings, check_same_run
-from dspark.training.world import WorkerGroup
 
 STATE, LOG, CURVE, MODEL = "state", "log.csv", "loss.png", "drafter"
 CURVES = {name: (name, f"held_out_{name}") for name in ("loss", "tau")}

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file
 
 from deploy.processes import ProcessCell
+from dspark.training.disk import read_rows
 from dspark.training.record import Log
-from dspark.training.row_file import read_rows
 from dspark.training.samples import Sample, write_samples
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]

@@ -59,13 +59,12 @@ def test_a_cache_per_request_goes_by_the_name_that_the_release_takes(target: Any
 def test_lockstep_goes_by_the_name_that_the_release_takes(target: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ids, _ = generate(
+        ids = generate(
             target.model,
             prompts=[[3, 4, 5], [6, 7]],
             total=9,
             temperatures=torch.zeros(2),
             generator=torch.Generator().manual_seed(1),
-            end_id=-1,
         )
     whole = target.model(input_ids=ids[:1], use_cache=False).logits[0]
     assert ids[0, 3:].tolist() == whole[2:-1].argmax(dim=-1).tolist()

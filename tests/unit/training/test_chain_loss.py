@@ -10,8 +10,7 @@ from dspark.model.chain import ChainDrafter
 from dspark.model.config import Kind, ModelType
 from dspark.model.language import LanguageDrafter
 from dspark.model.vocabulary import softcapped
-from dspark.training.eagle3_loss import chain_loss, label_mask, step_mask
-from dspark.training.language_loss import language_loss
+from dspark.training.eagle3_loss import chain_loss, label_mask, language_loss, step_mask
 from dspark.training.loss import LossWeights
 from dspark.training.soft_cross_entropy import soft_cross_entropy
 from tests.unit.model.tiny import FAMILIES, family_drafter

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dspark.model.checkpoint import load_target
-from dspark.training.shape import drafter_config, mask_token, tap_layers
+from dspark.training.shape import drafter_config, mask_token, tap_layers, text_config
 from tests.unit.training.pipeline import short_run
 
 
@@ -20,17 +19,16 @@ def test_taps_are_the_published_ones(layers: int, taps: tuple[int, ...]) -> None
     assert tap_layers(layers, short_run(Path(), Path(), Path()), "mtp") == (layers - 1,)
 
 
-def test_a_mask_is_a_token_that_no_text_holds(golden_target: Path, tmp_path: Path) -> None:
-    target = load_target(golden_target)
-    assert mask_token(target) == target.vocab_size - 1
-    tiny = load_target(Path(__file__).parents[2] / "data" / "pair" / "target")
-    assert mask_token(tiny) == 2  # its tokenizer names one
+def test_a_mask_is_a_token_that_no_text_holds(golden_target: Path) -> None:
+    assert mask_token(golden_target, 128) == 127
+    tiny = Path(__file__).parents[2] / "data" / "pair" / "target"
+    assert mask_token(tiny, 128) == 2  # its tokenizer names one
 
 
 @pytest.mark.parametrize("family", ["dspark", "dflash", "eagle3", "mtp", "lm"])
 def test_every_family_fits_the_target(family: str, golden_target: Path, tmp_path: Path) -> None:
-    target = load_target(golden_target)
-    config = drafter_config(target, short_run(tmp_path, golden_target, tmp_path, family=family))
+    target = text_config(golden_target)
+    config = drafter_config(golden_target, target, short_run(tmp_path, golden_target, tmp_path, family=family))
     assert config.family == family
     assert config.vocab_size == target.vocab_size
     assert config.hidden_size == (target.hidden_size // 2 if family == "lm" else target.hidden_size)

@@ -42,7 +42,7 @@ def test_a_slot_below_the_threshold_cuts_and_one_at_it_stays() -> None:
 def text(accepted: list[int], logits: list[list[float]]) -> Text:
     size = len(accepted)
     ids = torch.arange(2 + size + 4)[None]
-    answer = TargetText(DatasetPrompt("d", "d", (0, 1)), ids, (False,) * (size + 4), size, 0, 0)
+    answer = TargetText(DatasetPrompt("d", (0, 1)), ids, (False,) * (size + 4), size, 0, 0)
     return Text(answer, np.array(accepted), np.array(logits))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dspark.training.muon import Muon, orthogonalised
+from dspark.training.optimisers import Muon, orthogonalised
 
 
 def test_orthogonalised_matrices_have_singular_values_near_one_and_keep_their_directions() -> None:

@@ -12,9 +12,9 @@ import pytest
 from dspark.client import AsyncClient, ModelInfo, Unavailable
 from dspark.training import regenerate as stage
 from dspark.training.chat import Chat
-from dspark.training.encode import encode_rows
+from dspark.training.disk import read_rows
 from dspark.training.regenerate import regenerate
-from dspark.training.row_file import read_rows
+from dspark.training.samples import encode_rows
 from dspark.training.settings import RegenerationSettings
 
 INFO = ModelInfo("tiny", "", 128, 64, 1, (0,), "off", "block", False)

@@ -13,8 +13,6 @@ from dspark.model.fresh import fresh_drafter
 from dspark.training import lockstep, rounds
 from dspark.types import Rule
 
-NEVER = -1
-
 
 def target_of(vocabulary: int) -> Qwen3ForCausalLM:
     torch.manual_seed(0)
@@ -77,9 +75,7 @@ def continued(model: Qwen3ForCausalLM, prompts: list[list[int]], total: int, tem
         total=total,
         temperatures=torch.full((len(prompts),), temperature),
         generator=torch.Generator().manual_seed(0),
-        end_id=NEVER,
-        beginning=lambda _row: [],
-    )[0]
+    )
 
 
 def test_lockstep_rows_of_different_lengths_equal_a_plain_pass(model: Qwen3ForCausalLM) -> None:
@@ -123,9 +119,10 @@ def test_acceptance_of_the_first_slot_is_one_minus_total_variation(model: Qwen3F
 
 def test_rounds_skip_the_prefill_token_and_stop_at_the_end_of_the_text() -> None:
     ends = [False] * 12
-    assert rounds.walk([2, 0, 0, 1, 0, 0, 0], ends, 6) == [(0, 3), (3, 2)]
+    blocks = [2, 0, 0, 1, 0, 0, 0]
+    assert [(made.at, made.emitted) for made in rounds.play(blocks, blocks, ends, 6)] == [(0, 3), (3, 2)]
     ends[2] = True
-    assert rounds.walk([7, 0, 0, 0], ends, 6) == [(0, 2)]
+    assert [(made.at, made.emitted) for made in rounds.play([7], [7], ends, 6)] == [(0, 2)]
 
 
 def test_replayed_greedy_rounds_keep_what_played_ones_keep(model: Qwen3ForCausalLM) -> None:
@@ -226,13 +223,12 @@ def test_coupled_texts_and_drafts_run_one_race(model: Qwen3ForCausalLM) -> None:
     def pick(logits: torch.Tensor, place: int) -> torch.Tensor:
         return (rounds.law(logits, 1.0, None) / rounds.race_noise(seed, 2, [place], vocabulary)).argmax(-1)
 
-    ids, _ = lockstep.generate(
+    ids = lockstep.generate(
         model,
         prompts=[[5, 6, 7, 8]],
         total=total,
         temperatures=torch.ones(1),
         generator=torch.Generator(),
-        end_id=NEVER,
         pick=pick,
     )
     anchors = torch.arange(4, total - 4)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dspark.errors import ConfigError
-from dspark.training.row_file import RowFile, read_rows
+from dspark.training.disk import RowFile, read_rows
 
 ROWS = [{"id": "a", "text": "one\ntwo"}, {"id": "b", "text": "\u00e4\u2028"}, {"id": "c", "n": [1, 2]}]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dspark.errors import ConfigError
-from dspark.training.row_file import read_rows
+from dspark.training.disk import read_rows
 from dspark.training.split import conversation_of, split_prompts
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from dspark.model.calibration import SlotFit
 from dspark.training.reliability import (
-    brier,
     by_slot,
     calibration_error,
     conditional_ranking,
@@ -35,7 +34,6 @@ def test_scaling_finds_the_temperature_and_lowers_the_error(fitted: Callable[...
     assert all(1.4 < temperature < 2.5 for temperature in found.temperatures)
     assert all(now < was / 2 for was, now in zip(before["ece"], after["ece"], strict=True))
     assert max(after["ece"]) < 0.02
-    assert all(now < was for was, now in zip(before["brier"], after["brier"], strict=True))
 
 
 @pytest.mark.parametrize("fitted", [temperatures, with_offsets])
@@ -89,7 +87,6 @@ def test_ranking_counts_pairs_and_gives_half_for_equals() -> None:
     assert ranking(np.array([0.9, 0.2, 0.5, 0.5]), np.array([1.0, 0.0, 1.0, 0.0])) == pytest.approx(3.5 / 4)
     assert ranking(np.array([0.1, 0.9]), np.array([1.0, 0.0])) == 0.0
     assert np.isnan(ranking(np.array([0.1, 0.9]), np.array([1.0, 1.0])))
-    assert brier(np.array([1.0, 0.5]), np.array([0.0, 0.5])) == 0.5
 
 
 def test_each_slot_is_ranked_among_the_rounds_that_reached_it() -> None:

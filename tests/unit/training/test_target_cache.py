@@ -10,9 +10,8 @@ import torch
 
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import load_target
-from dspark.training.features import Features, OnlineFeatures
+from dspark.training.features import CachedFeatures, CachePlan, Features, OnlineFeatures, plan_cache, write_cache
 from dspark.training.samples import Sample, Samples
-from dspark.training.target_cache import CachedFeatures, CachePlan, plan_cache, write_cache
 from tests.unit.training.pipeline import random_samples
 
 LAYERS = (0, 2, 4)

@@ -15,15 +15,13 @@ from safetensors.torch import load_file, save_file
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import load_drafter
 from dspark.model.formats.sharing import without_tables
-from dspark.training.caching import make_cache, plan_for
 from dspark.training.checkpoint import read_header
-from dspark.training.features import Features
+from dspark.training.features import Features, make_cache, plan_for
 from dspark.training.record import Log
-from dspark.training.run import open_run
+from dspark.training.run import WorkerGroup, open_run
 from dspark.training.samples import Sample
 from dspark.training.settings import FAMILIES, Settings, check_same_run
 from dspark.training.trainer import LOG, STATE, train_drafter
-from dspark.training.world import WorkerGroup
 from tests.unit.training.pipeline import COLUMNS, random_samples, short_run
 
 pytestmark = pytest.mark.usefixtures("golden_target")
