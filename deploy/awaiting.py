@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from deploy.ray_environment import joined
 from deploy.topology import ProcessRole
-from dspark.client import Client
+from dspark.client import Client, find_cell
 from dspark.client.cell import Cell
-from dspark.errors import DsparkError, Unavailable
+from dspark.errors import ConfigError, DsparkError, Unavailable
 
 Say = Callable[[str], None]
 
@@ -24,6 +25,7 @@ WORKERS = (f"{ProcessRole.VERIFY}/", f"{ProcessRole.DRAFT}/")
 
 
 GIVE_UP_AFTER_FAILURES = 3  # of one replica, none of them fatal
+TIMEOUT_S = 600.0
 
 
 def await_replicas(report: Callable[[], list[dict[str, Any]]], deadline: float, say: Say) -> list[dict[str, Any]]:
@@ -83,3 +85,22 @@ def await_lanes(cell: Cell, verifiers: int, drafters: int, deadline: float, say:
                 reminded = time.monotonic()
                 say(f"still waiting for the coordinator: {pending}")
             time.sleep(POLL_S)
+
+
+def scale(
+    verifiers: int | None, drafters: int | None, autoscale: bool | None, say: Callable[[str], None]
+) -> tuple[int, int]:
+    """Resizes the cell of the state folder; None leaves a pool as it is. Returns the sizes in force.
+
+    Workers that leave get nothing new and are waited for.
+    """
+    if (verifiers is not None and verifiers < 1) or (drafters is not None and drafters < 0):
+        raise ConfigError("scale: a cell needs at least one verifier, and no pool can be negative")
+    cell = find_cell()
+    with joined(cell) as cluster:
+        wanted: tuple[int, int] = cluster.resize(cell.name, verifiers, drafters, autoscale)
+        deadline = time.monotonic() + TIMEOUT_S
+        if (verifiers, drafters) != (None, None):
+            await_replicas(lambda: cluster.report(cell.name), deadline, say)
+            await_lanes(cell, *wanted, deadline, say)
+    return wanted

@@ -9,16 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from deploy import ray_environment
-from deploy.autoscale_config import AutoscaleConfig
+from deploy.autoscale import AutoscaleConfig
 from deploy.config import NO_DRAFTER, TLS_FILES, ClusterConfig
 from deploy.head import free_ports
-from deploy.placement import homes
 from deploy.service_registry import load_settings
-from deploy.topology import ProcessRole, Topology, desired
+from deploy.topology import ProcessRole, Topology, desired, homes
 from dspark.errors import ConfigError
 from dspark.runtime.config import load_config
-from dspark.runtime.cpus import usable
 from dspark.runtime.identity import state_dir
+from dspark.runtime.process import usable
 from dspark.runtime.security import is_loopback, split_endpoint
 from dspark.synthetic.spec import load_spec
 from dspark.targets import is_imported

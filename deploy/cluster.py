@@ -22,12 +22,11 @@ from ray.experimental import internal_kv
 
 from deploy import ray_environment
 from deploy.actors import RoomShell
-from deploy.autoscale_config import AutoscaleConfig
+from deploy.autoscale import AutoscaleConfig
 from deploy.controller import Controller
-from deploy.fleet import NothingStarted, Pending, StartedProcess, StartFailed
+from deploy.fleet import NobodyListens, NothingStarted, Pending, StartedProcess, StartFailed
 from deploy.probe import ControlAnnouncer
-from deploy.reserving import Node
-from deploy.shortage import missing, needs, shown
+from deploy.reserving import Node, missing, needs, shown
 from deploy.topology import ProcessRole, Replica, Topology
 from dspark.errors import ConfigError, Unavailable
 from dspark.runtime.security import split_endpoint
@@ -44,10 +43,6 @@ AUTOSCALE = "autoscale"  # in Ray's own table, so that a controller that is rest
 # Actor name = cell, slash, replica name, separator, a random part: a dead actor's name is not free at once.
 _SEPARATOR = "#"
 LOOK_S = 3.0  # between two looks for a place
-
-
-class NobodyListens(NothingStarted):
-    """The cluster is gone, and with it every actor."""
 
 
 def connect(address: str, *, local: bool) -> None:

@@ -17,8 +17,7 @@ from typing import Any
 import structlog
 
 from deploy import reconcile
-from deploy.autoscale import Autoscaler
-from deploy.autoscale_config import AutoscaleConfig
+from deploy.autoscale import AutoscaleConfig, Autoscaler
 from deploy.draining import Departures
 from deploy.fleet import Announcer, Fleet, Pending, StartedProcess, StartFailed
 from deploy.load_report import LoadSample, LoadWindow

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
-from deploy import ray_environment
-from deploy.head import Head, environment, stop_head
+from deploy.fleet import NobodyListens
+from deploy.head import Head, stop_head
 from deploy.process_tags import end_all, has_marks, marked
+from deploy.ray_environment import joined
 from dspark.client import Client, NoCell, find_cell
 from dspark.client.cell import Cell, cell_file, is_alive, remove_cell
 from dspark.errors import DsparkError
-from dspark.runtime.identity import state_dir
 
 Say = Callable[[str], None]
 
@@ -78,18 +77,8 @@ def busy(cell: Cell) -> int:
 
 def close_remote(cell: Cell, say: Say, grace_s: float = 0.0) -> None:
     """Drains and removes the cell's actors; a Ray cluster that others run is left as it is."""
-    local = bool(cell.ray_pid)
-    if local:
-        os.environ.update(environment(state_dir() / "ray_token", cell.cell_id))
-    ray_environment.prepare(os.environ)
-    from deploy import cluster
-
     try:
-        cluster.connect(cell.ray_address, local=local)
-    except cluster.NobodyListens as error:  # any other failure is the user's to mend, and the state file stays
+        with joined(cell) as cluster:
+            cluster.close_cell(cell.name, grace_s)
+    except NobodyListens as error:  # any other failure is the user's to mend, and the state file stays
         say(f"{error}; with the cluster its actors are gone too")
-        return
-    try:
-        cluster.close_cell(cell.name, grace_s)
-    finally:
-        cluster.disconnect()

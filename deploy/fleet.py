@@ -33,6 +33,10 @@ class NothingStarted(DsparkError):
     """A Ray cluster cannot be joined, or somebody else's cell runs there: nothing of ours is to be undone."""
 
 
+class NobodyListens(NothingStarted):
+    """A Ray cluster is gone, and with it every actor."""
+
+
 @dataclass(frozen=True)
 class Pending:
     """What a launch waits for: `why` is empty when it is simply loading. `unplaced`: no node there can hold it, and it

@@ -17,8 +17,8 @@ from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.process_tags import VARIABLE, end_all
-from deploy.ray_auth import is_guarded
+from deploy.process_tags import end_all
+from deploy.ray_environment import environment, is_guarded
 from dspark.errors import Unavailable
 from dspark.runtime.identity import write_token
 
@@ -36,6 +36,7 @@ _PORT_OPTIONS = (
     "runtime-env-agent-port",
     "ray-client-server-port",
 )
+PREFIX = "dspark-ray-"  # of folders
 _PORT_VARIABLES = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
 
 
@@ -53,26 +54,6 @@ class Head:
 
 class _NotOurs(Unavailable):
     """This start failed in a way that other ports can mend."""
-
-
-def environment(token_file: Path, cell_id: str) -> dict[str, str]:
-    """What the Ray processes and every driver of this cluster must have in their environment."""
-    return {
-        VARIABLE: cell_id,
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token_file),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray replaces 127.0.0.1 by the machine's outer address unless told that this node stays alone.
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else a stop waits half a minute for nobody
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a worker that reserves no GPU may still share one
-        "RAY_worker_niceness": "0",  # Ray would run them at 15: these serve people, they are no batch jobs
-        # A loaded machine takes longer than the 15 s Ray would wait for its own server.
-        "RAY_gcs_server_port_wait_time_s": "60",
-    }
-
-
-PREFIX = "dspark-ray-"
 
 
 def start_head(

@@ -19,10 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from deploy.placement import homes
+from deploy.topology import homes
 from dspark.client import Client
 from dspark.errors import Unavailable
-from dspark.runtime.cpus import usable
+from dspark.runtime.process import usable
 
 START_TIMEOUT_S = 180.0
 STOP_GRACE_S = 10.0

@@ -1,14 +1,52 @@
-"""What must stand in the environment before `import ray`: Ray reads it once, at import. Does not import ray."""
+"""How Ray is reached: what it reads once, at import, in the environment, and whether a cluster asks who calls.
+
+Does not import ray, nor does `dspark ray -- WORDS`, which runs Ray's own commands against the cell's cluster.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import grpc
+
+from deploy.fleet import NothingStarted
+from deploy.process_tags import VARIABLE
+from dspark.client import find_cell
+from dspark.client.cell import Cell
+from dspark.errors import ConfigError, DsparkError
+from dspark.runtime.channel import sync_channel
 from dspark.runtime.identity import state_dir
+from dspark.runtime.security import is_loopback, split_endpoint
 
 _CARRIED = ("HF_", "TRANSFORMERS_")  # where models are found, for workers on other nodes
+ASK_TIMEOUT_S = 10.0
+_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # reads only, and answers an empty question
+# They end every Ray process of the machine, whoever's it is.
+REFUSED = ("stop", "symmetric-run", "down", "kill-random-node")
+ASK_DASHBOARD = ("list", "get", "summary", "logs", "job")
+
+
+def environment(token_file: Path, cell_id: str) -> dict[str, str]:
+    """What the Ray processes and every driver of this cluster must have in their environment."""
+    return {
+        VARIABLE: cell_id,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_file),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray replaces 127.0.0.1 by the machine's outer address unless told that this node stays alone.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else a stop waits half a minute for nobody
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a worker that reserves no GPU may still share one
+        "RAY_worker_niceness": "0",  # Ray would run them at 15: these serve people, they are no batch jobs
+        # A loaded machine takes longer than the 15 s Ray would wait for its own server.
+        "RAY_gcs_server_port_wait_time_s": "60",
+    }
 
 
 def prepare(environ: MutableMapping[str, str]) -> None:
@@ -19,6 +57,21 @@ def prepare(environ: MutableMapping[str, str]) -> None:
     """
     say_auth(environ)
     os.chdir(state_dir())
+
+
+@contextmanager
+def joined(cell: Cell) -> Iterator[Any]:
+    """`deploy.cluster`, inside as a driver of the cell's Ray cluster; NothingStarted where that cannot be."""
+    if cell.ray_pid:
+        os.environ.update(environment(state_dir() / "ray_token", cell.cell_id))
+    prepare(os.environ)
+    from deploy import cluster
+
+    cluster.connect(cell.ray_address, local=bool(cell.ray_pid))
+    try:
+        yield cluster
+    finally:
+        cluster.disconnect()
 
 
 def say_auth(environ: MutableMapping[str, str]) -> None:
@@ -42,3 +95,60 @@ def job_address(environ: Mapping[str, str]) -> str | None:
 def _has_token(environ: MutableMapping[str, str]) -> bool:
     named = environ.get("RAY_AUTH_TOKEN") or environ.get("RAY_AUTH_TOKEN_PATH")
     return bool(named) or (Path.home() / ".ray" / "auth_token").exists()
+
+
+def is_guarded(address: str) -> bool | None:
+    """Whether the GCS at `address` refuses a stranger, who could run code there; None: its answer says neither."""
+    with sync_channel(address) as channel:
+        ask = channel.unary_unary(_METHOD)
+        try:
+            ask(b"", timeout=ASK_TIMEOUT_S, wait_for_ready=True)
+        except grpc.RpcError as error:
+            if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+                return True
+            return None
+    return False
+
+
+def check_guarded(address: str, *, insecure: bool) -> None:
+    """Refuses a cluster that strangers can drive: one that does not ask and can be reached from elsewhere."""
+    if insecure or (guarded := is_guarded(address)):
+        return
+    host, _ = split_endpoint(address)
+    if is_loopback(host):
+        return
+    if guarded is None:
+        raise NothingStarted(
+            f"the Ray cluster at {address} did not say within {ASK_TIMEOUT_S:g} s whether it asks for a token; "
+            "try again, or say --insecure"
+        )
+    raise NothingStarted(
+        f"the Ray cluster at {address} does not ask for a token: whoever reaches it can run code there. "
+        "Start it with RAY_AUTH_MODE=token, or say --insecure"
+    )
+
+
+def run(words: Sequence[str]) -> int:
+    """`dspark ray`: runs one of Ray's commands and returns its exit code."""
+    words = words[1:] if words[:1] == ["--"] else words
+    if not words:
+        raise ConfigError("ray: say which of Ray's commands, as in `dspark ray -- status`")
+    if words[0] in REFUSED:
+        raise ConfigError(f"ray: `ray {words[0]}` ends what is not this cell's; `dspark down` ends the cell")
+    cell = find_cell()
+    if words[0] in ASK_DASHBOARD and cell.ray_pid and not cell.dashboard:
+        raise DsparkError(f"`ray {words[0]}` asks Ray's dashboard, which `dspark up --dashboard` would have started")
+    command = [sys.executable, "-m", "ray.scripts.scripts", *words]
+    return subprocess.run(command, env=variables(cell, os.environ), check=False).returncode
+
+
+def variables(cell: Cell, environ: Mapping[str, str]) -> dict[str, str]:
+    """What Ray's programs read: where the cluster is, and how to be let in."""
+    mine = dict(environ)
+    if cell.ray_pid:
+        mine |= environment(state_dir() / "ray_token", cell.cell_id)
+    say_auth(mine)
+    mine["RAY_ADDRESS"] = cell.ray_address
+    if cell.dashboard:
+        mine["RAY_API_SERVER_ADDRESS"] = cell.dashboard
+    return mine

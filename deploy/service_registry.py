@@ -14,8 +14,7 @@ from typing import Any
 
 from deploy.topology import ProcessRole
 from dspark.runtime.config import load_config
-from dspark.runtime.cpus import keep_to
-from dspark.runtime.process import Process
+from dspark.runtime.process import Process, keep_to
 
 
 @dataclass(frozen=True)

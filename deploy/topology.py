@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deploy.config import NO_DRAFTER, ClusterConfig
 from dspark.errors import ConfigError
+
+PROCESSORS = 2
 
 
 class ProcessRole(enum.StrEnum):
@@ -139,3 +141,19 @@ def _at_home(replica: Replica, cpus: str | None) -> Replica:
     if cpus is None or replica.settings.get("cpus"):
         return replica
     return replace(replica, settings={**replica.settings, "cpus": cpus})
+
+
+def homes(usable: Sequence[int], threads: int = 1) -> Mapping[str, str]:
+    """Setting `cpus` by replica name, where settings do not say; replicas that are not named run anywhere.
+
+    In a lane the verifier and the drafter work by turns. With two processors they lose nothing by sharing one, whose
+    caches then stay theirs, and the coordinator and the clients, which work at other times, have the other one; the
+    operating system would wake each wherever nobody runs at that moment. With more there is room for all.
+
+    usable: numbers of the machine's processors that the cell may use. threads: the most that one worker computes with;
+    a worker of several needs all processors.
+    """
+    if len(usable) != PROCESSORS or threads > 1:
+        return {}
+    first, second = map(str, usable)
+    return {"verify/0": first, "draft/0": first, "coordinator/0": second}

@@ -7,15 +7,15 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deploy import footprint, ray_environment
-from deploy.autoscale_config import AutoscaleConfig
+from deploy import footprint
+from deploy.autoscale import AutoscaleConfig
 from deploy.awaiting import Say, await_lanes, await_replicas
 from deploy.cell_plan import has_http, plan_topology, token_files, within
 from deploy.config import ClusterConfig
 from deploy.fleet import NothingStarted
 from deploy.head import Head, free_ports, start_head, stop_head
 from deploy.process_tags import new_cell_id
-from deploy.ray_auth import check_guarded
+from deploy.ray_environment import check_guarded, joined
 from deploy.reserving import Node, reserve
 from deploy.topology import ProcessRole, Topology
 from dspark.client import NoCell, find_cell
@@ -111,11 +111,7 @@ def _serve(
     deadline: float,
     say: Say,
 ) -> Cell:
-    ray_environment.prepare(os.environ)
-    from deploy import cluster
-
-    cluster.connect(cell.ray_address, local=head is not None)
-    try:
+    with joined(cell) as cluster:
         say(f"ray: {'started' if head else 'joined'} at {cell.ray_address}")
         check_guarded(cell.ray_address, insecure=config.insecure)
         if cell.dashboard:
@@ -140,8 +136,6 @@ def _serve(
             write_cell(cell)
             say(f"clients: {cell.frontends}")
         await_lanes(cell, topology.count(ProcessRole.VERIFY), topology.count(ProcessRole.DRAFT), deadline, say)
-    finally:
-        cluster.disconnect()
     say(f"serving {cell.target} with {cell.drafter} at {cell.endpoint}")
     return cell
 

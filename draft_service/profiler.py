@@ -11,8 +11,7 @@ import time
 import torch
 
 from draft_service.engine import DraftEngine, DraftItem
-from dspark.runtime.cost_grid import grid_of
-from dspark.runtime.cost_store import Curve, processor, stored_or_measured
+from dspark.runtime.cost_store import Curve, grid_of, processor, stored_or_measured
 from dspark.types import Cursor, SamplingParams
 
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dspark.runtime.cost_grid import grid_of
-from dspark.runtime.cost_store import Curve, processor, stored_or_measured
+from dspark.runtime.cost_store import Curve, grid_of, processor, stored_or_measured
 from dspark.types import NO_Q, Cursor, SamplingParams, SparseQ
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem

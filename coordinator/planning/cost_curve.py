@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dspark.runtime.cost_grid import never_falling
+from dspark.runtime.cost_store import never_falling
 
 Floats = npt.NDArray[np.float64]
 StepSeconds = Callable[[Floats], Floats]  # tokens in the step -> seconds, element by element

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 def configuration() -> str:
     """Every key of every configuration class: type, default, meaning."""
-    from deploy.autoscale_config import AutoscaleConfig
+    from deploy.autoscale import AutoscaleConfig
     from deploy.config import ClusterConfig
     from deploy.service_registry import ROOMS, config_class
 

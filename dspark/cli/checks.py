@@ -203,7 +203,7 @@ def ray_access(address: str | None, environ: Mapping[str, str]) -> Iterator[Find
         said = f"ray {version}; `dspark up` starts a cluster of its own on loopback, with a token of its own"
         yield Finding("ray", Level.OK, said)
         return
-    from deploy.ray_auth import ASK_TIMEOUT_S, is_guarded
+    from deploy.ray_environment import ASK_TIMEOUT_S, is_guarded
 
     guarded = is_guarded(address)
     if guarded is None:

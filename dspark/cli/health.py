@@ -33,7 +33,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 def wait_for(args: argparse.Namespace, service: str | None = None) -> str:
     """Until the process that the arguments name is ready, for at most `--wait` seconds; Unavailable after that."""
-    from dspark.runtime.health import READY, await_serving
+    from dspark.runtime.channel import READY, await_serving
 
     return await_serving(
         lambda: _where(args)[0],
@@ -61,8 +61,7 @@ def _health(args: argparse.Namespace) -> int:
         return 0
     import grpc
 
-    from dspark.runtime.channel import sync_channel
-    from dspark.runtime.health import health_of
+    from dspark.runtime.channel import health_of, sync_channel
 
     endpoint, tls = _where(args)
     with sync_channel(endpoint, tls=tls) as channel:

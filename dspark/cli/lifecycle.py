@@ -1,4 +1,4 @@
-"""`dspark up` and `dspark down`."""
+"""`dspark up`, `dspark down`, and `dspark scale verify=2 draft=3`, which returns when the new sizes serve."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 LOOK_S = 1.0  # of `up --block`, at its cell
 RAY_GONE_S = 30.0  # without its Ray cluster, which is longer than a `dspark down` elsewhere takes to forget the cell
 SILENT_S = 120.0  # without a coordinator that answers, which is longer than one takes to come back
+WORDS = {"on": True, "off": False}
 
 
 def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """Adds `up` and `down`."""
+    """Adds `up`, `down` and `scale`."""
     from deploy.config import ClusterConfig
 
     up = commands.add_parser(
@@ -54,6 +55,17 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     down.add_argument("--grace-s", type=float, default=30.0, metavar="S", help="time for running streams (30)")
     down.add_argument("--now", action="store_true", help="end everything at once; running streams break off")
     down.set_defaults(run=_down)
+    scaling = commands.add_parser(
+        "scale",
+        parents=[shared],
+        help="change the size of either pool while it serves",
+        description="dspark scale verify=2 draft=3. Workers that leave get nothing new; streams go on. "
+        "autoscale=on|off: whether pools follow the load by themselves, within section `autoscale` of the file.",
+    )
+    scaling.add_argument("sizes", nargs="*", metavar="POOL=N", help="verify=N, draft=N or autoscale=on|off")
+    scaling.add_argument("--verifiers", type=int, metavar="N", help="the same as verify=N")
+    scaling.add_argument("--drafters", type=int, metavar="N", help="the same as draft=N")
+    scaling.set_defaults(run=_scale)
 
 
 def pair(target: str | None, drafter: str | None) -> dict[str, str | None]:
@@ -113,8 +125,7 @@ def _answers(cell: Cell) -> bool:
     """Whether its coordinator lives."""
     import grpc
 
-    from dspark.runtime.channel import sync_channel
-    from dspark.runtime.health import health_of
+    from dspark.runtime.channel import health_of, sync_channel
 
     try:
         with sync_channel(cell.endpoint, tls=cell.tls()) as channel:
@@ -132,4 +143,35 @@ def _down(args: argparse.Namespace) -> int:
     from deploy.down import take_down
 
     take_down(say, 0.0 if args.now else max(args.grace_s, 0.0))
+    return 0
+
+
+def read_sizes(words: list[str]) -> tuple[dict[str, int], bool | None]:
+    """Sizes of `verify` and `draft`, and `autoscale`, as given; raises ConfigError with the word to blame."""
+    given: dict[str, int] = {}
+    autoscale: bool | None = None
+    for word in words:
+        name, _, value = word.partition("=")
+        if name in given:
+            raise ConfigError(f"scale: {name} is given twice")
+        if name in ("verify", "draft") and value.isascii() and value.isdigit():
+            given[name] = int(value)
+        elif name == "autoscale" and value in WORDS:
+            autoscale = WORDS[value]
+        else:
+            raise ConfigError(f"scale: {word!r} is not verify=N, draft=N, autoscale=on or autoscale=off")
+    return given, autoscale
+
+
+def _scale(args: argparse.Namespace) -> int:
+    from deploy.awaiting import scale
+
+    given, autoscale = read_sizes(args.sizes)
+    for name, flag in (("verify", args.verifiers), ("draft", args.drafters)):
+        if flag is not None:
+            given[name] = flag
+    if not given and autoscale is None:
+        raise ConfigError("scale: say what to change, as in `dspark scale verify=2 draft=3`")
+    verifiers, drafters = scale(given.get("verify"), given.get("draft"), autoscale, say)
+    print(f"{verifiers} verifiers, {drafters} drafters")
     return 0

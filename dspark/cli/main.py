@@ -26,7 +26,6 @@ from dspark.cli import (
     lifecycle,
     logs,
     passed_on,
-    scale,
     serve,
     simulate,
     status,
@@ -52,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_ShowVersion, help="print the version and end")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    mine = (lifecycle, scale, status, top, logs, doctor, health, discovery)
+    mine = (lifecycle, status, top, logs, doctor, health, discovery)
     for module in (*mine, chat, generate, bench, serve, simulate, judging, checkpoint, certificates, passed_on):
         module.add_commands(commands, shared)
     return parser

@@ -54,7 +54,7 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _ray(args: argparse.Namespace) -> int:
-    from deploy.ray_command import run
+    from deploy.ray_environment import run
 
     return run(args.rest)
 

@@ -55,8 +55,7 @@ def _serve(args: argparse.Namespace) -> int:
     args.debug = args.debug or given.debug
     from deploy.service_registry import config_class, load_settings, start_room
     from deploy.topology import ProcessRole
-    from dspark.runtime.parent import end_with
-    from dspark.runtime.process import Process, run_until_signal
+    from dspark.runtime.process import Process, end_with, run_until_signal
     from dspark.runtime.telemetry import configure_logging
 
     if given.parent_pid is not None:

@@ -1,15 +1,25 @@
-"""A process's life: start, serve until a signal, drain, stop."""
+"""A process's life: where it runs, start, serve until a signal or its parent's end, drain, stop."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import threading
+import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Protocol
 
 import structlog
 
+from dspark.errors import ConfigError
+
 log = structlog.get_logger("dspark.process")
+MOST_PROCESSORS = 4096  # no machine has a processor of a higher number
+TASKS = Path("/proc/self/task")
+LOOK_S = 0.5  # between looks at who the parent is
+GRACE_S = 20.0  # for an orderly end after SIGTERM
 
 
 class Process(Protocol):
@@ -65,3 +75,63 @@ async def run_until_signal(
         await process.stop(0.0)
     hurry.cancel()
     log.info("process.stopped")
+
+
+def usable() -> tuple[int, ...]:
+    """Numbers of the processors this process may run on, ascending; empty where the platform does not tell."""
+    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
+
+
+def parse_cpus(text: str) -> frozenset[int]:
+    """What `0-3,8` names. Raises ValueError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not (first.isdecimal() and (last.isdecimal() if dash else not last)):
+            raise ValueError(f"{text!r} is not a list of processors like 0-3,8")
+        least, most = int(first), int(last or first)
+        if not least <= most < MOST_PROCESSORS:
+            raise ValueError(f"{part.strip()!r} is not a range of processors below {MOST_PROCESSORS}")
+        found.update(range(least, most + 1))
+    return frozenset(found)
+
+
+def keep_to(text: str, key: str) -> None:
+    """Keeps this process, with the threads it has and will have, to processors; an empty text changes nothing.
+
+    Raises ConfigError that names `key` for a text that is no list, for processors that this process may not use, and
+    where the platform knows no such thing.
+    """
+    if not text:
+        return
+    may = usable()
+    try:
+        wanted = parse_cpus(text)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from None
+    if not may:
+        raise ConfigError(f"{key}: this platform cannot keep a process to processors")
+    if missing := sorted(wanted.difference(may)):
+        raise ConfigError(f"{key}: {missing[0]} is none of the processors this process may use ({_listed(may)})")
+    for task in TASKS.iterdir():
+        try:
+            os.sched_setaffinity(int(task.name), wanted)
+        except ProcessLookupError:  # a thread that has just ended
+            continue
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def end_with(parent: int) -> None:
+    """From now on this process ends soon after `parent`, a process id, is no longer its parent, whatever ended it."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

@@ -32,8 +32,7 @@ from dspark.errors import (
     Unsupported,
 )
 from dspark.runtime import roles
-from dspark.runtime.channel import LOOKAHEAD, MAX_MESSAGE
-from dspark.runtime.health import READY
+from dspark.runtime.channel import LOOKAHEAD, MAX_MESSAGE, READY
 from dspark.runtime.security import Access, Caller, Security, current_caller, join_endpoint, set_caller, split_endpoint
 from dspark.runtime.wire_limits import MAX_REQUEST, check_size
 

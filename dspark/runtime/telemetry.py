@@ -5,17 +5,17 @@ Logs never carry prompt text or tokens; numbers go to metrics. Counters of drops
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
 from bisect import bisect_left
 from collections import Counter as Counts
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 
-from dspark.runtime.exposition import Exposed
 from dspark.runtime.identity import DEFAULT_CELL
 from dspark.runtime.log_errors import as_data, as_text
 
@@ -24,6 +24,7 @@ MOST_LABELS = 32  # every label is a handful of time series
 _LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 ENDS = ("stop", "length", "abort")  # how answers end well, in the words of finish reasons
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+UNKNOWN = "unknown"  # an empty label would be none
 
 
 def configure_logging(*, role: str, name: str, fmt: str = "auto", level: str = "INFO") -> None:
@@ -247,3 +248,21 @@ class Metrics:
     def value(self, name: str, **labels: str) -> float:
         """The sample `dspark_<name>` right now, 0.0 if it was never touched."""
         return self.registry.get_sample_value(f"dspark_{name}", labels) or 0.0
+
+
+class Exposed:
+    """A registry with labels of the process on every sample; they are asked for at every scrape."""
+
+    def __init__(self, registry: CollectorRegistry, labels: Callable[[], Mapping[str, str]]) -> None:
+        self._registry, self._labels = registry, labels
+
+    def collect(self) -> Iterator[Metric]:
+        mine = {name: value or UNKNOWN for name, value in self._labels().items()}
+        for family in self._registry.collect():
+            shown = copy.copy(family)
+            shown.samples = [
+                sample._replace(labels={**mine, **sample.labels})
+                for sample in family.samples
+                if not sample.name.endswith("_created")
+            ]
+            yield shown

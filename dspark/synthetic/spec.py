@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigError
-from dspark.runtime.yaml_file import read_yaml
+from dspark.runtime.config import read_yaml
 from dspark.synthetic.steps import StepTable
 
 MOST_SLOTS = 64

@@ -34,6 +34,7 @@ from dspark.training.rounds import TOP_K_CUT
 
 TEMPERATURES = (0.7, 1.0)
 NEW_TOKENS = 128
+FEW = 5_000  # rounds of a half below which a figure is mostly noise
 
 
 def calibrate(
@@ -155,9 +156,6 @@ def _write(
     greedy = fit("token", "greedy")
     fits: dict[RuleName, Buckets] = {rule: {"greedy": greedy, "sampled": fit(rule, "sampled")} for rule in rules}
     write_whole(path, json.dumps(calibration_to_json(Calibration(cut, fits)), indent=2) + "\n")
-
-
-FEW = 5_000  # rounds of a half below which a figure is mostly noise
 
 
 def figures(fit: SlotFit, published: SlotFit, fitted: JudgedRounds, measured: JudgedRounds) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from dspark.errors import ConfigError
 
+_CHUNK = 1 << 16
+
 
 def write_whole(path: Path, content: str) -> None:
     """Puts a small text file in place."""
@@ -53,9 +55,6 @@ def _partial(path: Path) -> Path:
 def _move(partial: Path, path: Path) -> None:
     partial.replace(path)
     sync_folder(path.parent)
-
-
-_CHUNK = 1 << 16
 
 
 class RowFile:

@@ -34,6 +34,13 @@ from dspark.training.samples import Sample, Samples
 from dspark.training.settings import Settings
 from dspark.training.shape import drafter_config, text_config
 
+VERSION = 1
+MANIFEST = "manifest.json"
+SHARD_BYTES = 1 << 30
+_OPEN_SHARDS = 4
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_ROOM_LEFT = 0.95  # of the free space that a cache may take
+
 
 class Features(NamedTuple):
     """Of one conversation."""
@@ -65,14 +72,6 @@ class OnlineFeatures:
             last = decoder(input_ids=ids, use_cache=False).last_hidden_state
             tapped = taps.collect() if self._layer_ids else last[..., :0]
         return [Features(tapped[row, :n], last[row, :n]) for row, n in enumerate(lengths)]
-
-
-VERSION = 1
-MANIFEST = "manifest.json"
-SHARD_BYTES = 1 << 30
-_OPEN_SHARDS = 4
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-_ROOM_LEFT = 0.95  # of the free space that a cache may take
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from dspark.training.asked import DatasetPrompt, TargetText, answers
 from dspark.training.reliability import Floats, Ints
 from dspark.types import Rule
 
+PIECE = 24  # prompts that are asked at one time
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -76,9 +78,6 @@ def whole_blocks(texts: Iterable[Text], size: int, new_tokens: int) -> tuple[Flo
                 scores.append(text.confidence[made.at])
                 kept.append(made.accepted)
     return np.array(scores).reshape(len(scores), size), np.array(kept, np.int64)
-
-
-PIECE = 24  # prompts that are asked at one time
 
 
 class JudgedRounds(NamedTuple):

@@ -21,6 +21,8 @@ from dspark.training.chat import Chat
 from dspark.training.disk import read_rows, save_tensors
 
 _HEX = 16
+MAX_LENGTH = 4096
+MIN_SUPERVISED = 14  # a conversation with fewer tokens of the target teaches next to nothing
 
 
 class Sample(NamedTuple):
@@ -89,10 +91,6 @@ class Samples(Sequence[Sample]):
             while chunk := file.read(1 << 20):
                 total.update(chunk)
         return total.hexdigest()[:_HEX]
-
-
-MAX_LENGTH = 4096
-MIN_SUPERVISED = 14  # a conversation with fewer tokens of the target teaches next to nothing
 
 
 def encode_rows(

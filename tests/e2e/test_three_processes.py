@@ -16,7 +16,7 @@ from faults.oracle import plain_greedy
 from deploy.processes import ProcessCell
 from dspark.client import Client, Finished, InvalidRequest
 from dspark.errors import Unavailable
-from dspark.runtime.cpus import usable
+from dspark.runtime.process import usable
 
 pytestmark = [pytest.mark.e2e, pytest.mark.services]
 

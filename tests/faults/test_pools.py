@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deploy.autoscale_config import AutoscaleConfig
+from deploy.autoscale import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.controller import Controller
 from deploy.fleet import Pending, StartedProcess

@@ -16,7 +16,7 @@ FILE = Path(__file__).parents[2] / "benchmarks" / "synthetic" / "flat.yaml"
 LOSE = """
 import os
 from deploy import ray_environment
-from deploy.head import environment
+from deploy.ray_environment import environment
 from dspark.client import find_cell
 from dspark.runtime.identity import state_dir
 

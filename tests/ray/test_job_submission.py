@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.head import Head, environment, free_ports, stop_head
+from deploy.head import Head, free_ports, stop_head
 from deploy.process_tags import new_cell_id
+from deploy.ray_environment import environment
 from dspark.client import find_cell
 from dspark.runtime.identity import write_token
 

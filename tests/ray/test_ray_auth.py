@@ -12,11 +12,11 @@ import grpc
 import pytest
 
 import deploy.head
-from deploy import ray_auth
+from deploy import ray_environment as ray_auth
 from deploy.fleet import NothingStarted
 from deploy.head import Head, free_ports, start_head, stop_head
 from deploy.process_tags import new_cell_id
-from deploy.ray_auth import check_guarded, is_guarded
+from deploy.ray_environment import check_guarded, is_guarded
 from dspark.errors import Unavailable
 
 pytestmark = pytest.mark.ray

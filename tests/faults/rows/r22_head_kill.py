@@ -20,8 +20,9 @@ from pathlib import Path
 
 from benchmarks.pair import leave_in_order
 from benchmarks.row import Row, note
-from deploy.head import environment, free_ports
+from deploy.head import free_ports
 from deploy.process_tags import end_all, marked, new_cell_id
+from deploy.ray_environment import environment
 from dspark.client import AsyncClient
 from dspark.runtime.identity import write_token
 from faults.pair import DRAFTER, TARGET

@@ -16,9 +16,9 @@ from deploy.load_report import LoadSample, LoadWindow
 from dspark.cli import checks
 from dspark.cli.checks import Level
 from dspark.cli.discovery import groups, serve
+from dspark.cli.lifecycle import read_sizes
 from dspark.cli.logs import Tails, readable
 from dspark.cli.main import main
-from dspark.cli.scale import read_sizes
 from dspark.cli.top import frame
 from dspark.client import CellStatus, LaneStatus, ProcessStatus
 from dspark.errors import ConfigError, Unavailable

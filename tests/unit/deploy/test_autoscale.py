@@ -9,8 +9,17 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.autoscale import Autoscaler, Memory, Need, Patience, PoolReading, drafters_needed, step, verifiers_needed
-from deploy.autoscale_config import AutoscaleConfig
+from deploy.autoscale import (
+    AutoscaleConfig,
+    Autoscaler,
+    Memory,
+    Need,
+    Patience,
+    PoolReading,
+    drafters_needed,
+    step,
+    verifiers_needed,
+)
 from dspark.errors import ConfigError
 
 CONFIG = AutoscaleConfig(enabled=True, min_drafters=0, max_drafters=6, min_verifiers=1, max_verifiers=4)

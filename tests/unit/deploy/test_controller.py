@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2_grpc
 
 from deploy import controller as controller_module
-from deploy.autoscale_config import AutoscaleConfig
+from deploy.autoscale import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.controller import Controller
 from deploy.fleet import Announced, Pending, StartedProcess, StartFailed

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from deploy import footprint
-from deploy.autoscale_config import AutoscaleConfig
+from deploy.autoscale import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.service_registry import ROOMS, config_class, load_settings
 from deploy.topology import ProcessRole

@@ -8,8 +8,7 @@ import pytest
 
 from deploy.cell_plan import plan_topology
 from deploy.config import ClusterConfig
-from deploy.placement import homes
-from deploy.topology import resized
+from deploy.topology import homes, resized
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,7 @@ import pytest
 
 from deploy import footprint
 from deploy.config import ClusterConfig
-from deploy.reserving import GIB, Node, reserve
-from deploy.shortage import missing
+from deploy.reserving import GIB, Node, missing, reserve
 from deploy.topology import ProcessRole, Replica, Topology, desired, resized
 from dspark.errors import ConfigError
 from dspark.model.formats.sharing import without_tables

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.autoscale_config import AutoscaleConfig
+from deploy.autoscale import AutoscaleConfig
 from deploy.awaiting import await_replicas
 from deploy.cell_plan import http_bind, plan_topology, read_config, token_files, within
 from deploy.config import ClusterConfig

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.planning.cost_curve import CostCurve
-from dspark.runtime.cost_grid import Grid, grid_of
+from dspark.runtime.cost_store import Grid, grid_of
 
 SIZES, CONTEXTS = (1, 2, 3, 5, 8, 16, 48, 128, 512), (64, 128, 512, 1024, 8192)
 ASKED = np.array([0.5, 1.0, 1.5, 2.0, 7.0, 8.0, 9.0, 16.0, 17.0, 64.0, 128.0, 500.0, 2000.0])

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from dspark.errors import ConfigError
-from dspark.runtime.cpus import keep_to, parse_cpus, usable
+from dspark.runtime.process import keep_to, parse_cpus, usable
 
 linux = pytest.mark.skipif(not usable(), reason="the platform tells nothing of processors")
 
@@ -40,7 +40,7 @@ def test_every_thread_is_kept_there_those_of_before_and_those_of_later() -> None
     only = usable()[-1]
     program = f"""
 import os, threading
-from dspark.runtime.cpus import keep_to
+from dspark.runtime.process import keep_to
 stop, found = threading.Event(), []
 def tell():
     stop.wait(10)
