@@ -20,7 +20,6 @@ import ray
 import structlog
 from ray.experimental import internal_kv
 
-from deploy import ray_environment
 from deploy.actors import RoomShell
 from deploy.autoscale import AutoscaleConfig
 from deploy.controller import Controller
@@ -37,6 +36,7 @@ log = structlog.get_logger("deploy.cluster")
 
 NAMESPACE = "dspark"
 CONNECT_TIMEOUT_S = 5.0
+CARRIED = ("HF_", "TRANSFORMERS_")  # variables that say where models are found, for workers on other nodes
 LOCAL_JOIN_S = 120.0
 CONTROLLER = "controller"
 AUTOSCALE = "autoscale"  # in Ray's own table, so that a controller that is restarted finds the last word about it
@@ -49,7 +49,8 @@ def connect(address: str, *, local: bool) -> None:
     """Makes this process a driver of the cluster at `address`."""
     _check_reachable(address)
     options: dict[str, Any] = {"_node_ip_address": "127.0.0.1"} if local else {}
-    if not local and (carried := ray_environment.carried(os.environ)):
+    carried = {name: value for name, value in os.environ.items() if name.startswith(CARRIED)}
+    if carried and not local:
         options["runtime_env"] = {"env_vars": carried}
     # A cluster of our own has only just begun to listen: a first "no" is not its last word.
     deadline = time.monotonic() + (LOCAL_JOIN_S if local else 0.0)

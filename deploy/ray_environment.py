@@ -24,7 +24,6 @@ from dspark.runtime.channel import sync_channel
 from dspark.runtime.identity import state_dir
 from dspark.runtime.security import is_loopback, split_endpoint
 
-_CARRIED = ("HF_", "TRANSFORMERS_")  # where models are found, for workers on other nodes
 ASK_TIMEOUT_S = 10.0
 _METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # reads only, and answers an empty question
 # They end every Ray process of the machine, whoever's it is.
@@ -78,11 +77,6 @@ def say_auth(environ: MutableMapping[str, str]) -> None:
     """The part of it that a child with a folder of its own needs."""
     environ.setdefault("RAY_AUTH_MODE", "token" if _has_token(environ) else "disabled")
     environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-
-
-def carried(environ: MutableMapping[str, str]) -> dict[str, str]:
-    """The variables of this user that workers elsewhere need."""
-    return {name: value for name, value in environ.items() if name.startswith(_CARRIED)}
 
 
 def job_address(environ: Mapping[str, str]) -> str | None:

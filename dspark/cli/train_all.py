@@ -15,13 +15,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dspark.cli.options import add_keys, read_keys
 from dspark.errors import ConfigError
-
-if TYPE_CHECKING:
-    from dspark.training.settings import RegenerationSettings, Settings
 
 NOTES = "chain.json"
 
@@ -101,7 +98,7 @@ def _all(args: argparse.Namespace) -> dict[str, Any]:
     return {"drafter": str(drafter), "report": str(report), "stages": chain.notes["stages"]}
 
 
-def _identity(args: argparse.Namespace, settings: Settings, asking: RegenerationSettings) -> dict[str, Any]:
+def _identity(args: argparse.Namespace, settings: Any, asking: Any) -> dict[str, Any]:
     """Everything the results depend on, by the names of the options."""
     from dspark.training.chain_stages import name_of
     from dspark.training.settings import settled
@@ -116,7 +113,7 @@ def _identity(args: argparse.Namespace, settings: Settings, asking: Regeneration
     }
 
 
-def _settings(args: argparse.Namespace, out: Path) -> Settings:
+def _settings(args: argparse.Namespace, out: Path) -> Any:
     from dspark.training.settings import Settings
 
     places = {
@@ -127,7 +124,7 @@ def _settings(args: argparse.Namespace, out: Path) -> Settings:
     return read_keys(args, Settings, "train", **{name: str(path) for name, path in places.items()})
 
 
-def _asking(args: argparse.Namespace) -> RegenerationSettings:
+def _asking(args: argparse.Namespace) -> Any:
     from dspark.training.settings import RegenerationSettings
 
     return read_keys(args, RegenerationSettings, "ask", prefix="ask_", seed=args.seed)

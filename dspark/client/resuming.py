@@ -73,7 +73,7 @@ class Resuming:
         return request
 
 
-class AnswerStream:
+class AnswerCall:
     """The call of one answer, whichever client reads it. Dropped or closed before its end, it cancels the call.
 
     ask: makes a call of a message and a deadline in seconds.

@@ -18,14 +18,14 @@ from dspark.client.events import Completion, Event, Finished, ModelInfo, read_ev
 from dspark.client.explanation import EndedAnswer, RoundExplanation, read_ended, read_explanation
 from dspark.client.fields import texts_of
 from dspark.client.request import SERVICE_CONFIG, Options, Sampling, spelled_out, write_request
-from dspark.client.resuming import AnswerStream, Resuming
+from dspark.client.resuming import AnswerCall, Resuming
 from dspark.client.status import CellStatus, read_status
 from dspark.runtime.channel import auth_metadata, sync_channel
 from dspark.runtime.tls import Tls
 from dspark.wire.v1 import control_pb2, control_pb2_grpc, generate_pb2, generate_pb2_grpc
 
 
-class Stream(AnswerStream, Iterator[Event]):
+class Stream(AnswerCall, Iterator[Event]):
     """Events of one answer."""
 
     def __next__(self) -> Event:
