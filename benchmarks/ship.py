@@ -24,7 +24,7 @@ from dspark import shipped
 from dspark.errors import ConfigError, DsparkError
 from dspark.loadgen.prompts import BUILT_IN, DOMAINS
 from dspark.model.checkpoint import load_target, save_drafter
-from dspark.model.formats.sharing import without_tables
+from dspark.model.formats.convert import without_tables
 from dspark.model.location import locate
 from dspark.model.weights_file import read_file
 from dspark.training import checkpoint, metrics, record, settings

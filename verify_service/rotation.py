@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from dspark.model.releases import cache_argument
+from dspark.model.target import cache_argument
 from verify_service.plan import Segment
 
 Lengths = npt.NDArray[np.int64]

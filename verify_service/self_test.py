@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from dspark.model.checkpoint import LoadedTarget
-from dspark.model.releases import cache_argument
-from dspark.model.target import beyond_keys
+from dspark.model.target import beyond_keys, cache_argument
 from verify_service import rotation
 from verify_service.model_runner import Runner
 from verify_service.plan import Segment

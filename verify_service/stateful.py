@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from dspark.errors import CheckpointError
-from dspark.model.releases import cache_argument, returned_cache, takes_positions
-from dspark.model.target import TargetTaps, beyond_keys
+from dspark.model.target import TargetTaps, beyond_keys, cache_argument, returned_cache, takes_positions
 from verify_service import rotation
 from verify_service.kept_state import REPLAYED_AT_MOST, KeptState
 from verify_service.kv_block_pool import Slots

@@ -71,7 +71,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
 def _bench(args: argparse.Namespace) -> int:
     import asyncio
 
-    from dspark.loadgen import plots, report, sweep
+    from dspark.loadgen import report, sweep
     from dspark.plots import check
 
     if args.plot is not None:
@@ -89,7 +89,7 @@ def _bench(args: argparse.Namespace) -> int:
     if args.save is not None:
         args.save.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     if args.plot is not None:
-        plots.draw([*earlier, *points], args.plot)
+        report.draw([*earlier, *points], args.plot)
     print(json.dumps(result) if args.json else report.table(points))
     return 1 if any(point["errors"] for point in points) else 0
 

@@ -77,7 +77,7 @@ def _convert(args: argparse.Namespace) -> int:
 def _share(args: argparse.Namespace) -> int:
     import torch
 
-    from dspark.model.formats.sharing import without_tables
+    from dspark.model.formats.convert import without_tables
 
     dtype = None if args.dtype is None else getattr(torch, args.dtype)
     without_tables(args.drafter, args.out, target=args.target, dtype=dtype)
@@ -87,7 +87,7 @@ def _share(args: argparse.Namespace) -> int:
 
 def _import(args: argparse.Namespace) -> int:
     from dspark.errors import DsparkError
-    from dspark.gguf.sources import import_target
+    from dspark.gguf.wheel import import_target
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clears up as Ctrl-C does
     try:

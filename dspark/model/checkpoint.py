@@ -29,9 +29,9 @@ from dspark.model.families import build_drafter
 from dspark.model.family import Drafter
 from dspark.model.formats.source import left_out, open_source, projection_entries, stored_name
 from dspark.model.language import LanguageDrafter
-from dspark.model.layout import favour_few_rows
 from dspark.model.location import locate
 from dspark.model.pairing import tokenizer_digest
+from dspark.model.products import favour_few_rows
 from dspark.model.target_check import INTEGERS, check_target_config, check_target_headers, check_target_values
 from dspark.model.weights_file import (
     SINGLE_NAME,

@@ -18,14 +18,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dspark.model import block_mask
-from dspark.model.attention import Attention, Projected
-from dspark.model.confidence import ConfidenceHead
+from dspark.model.attention import Attention, Projected, for_padded_context, for_training
 from dspark.model.config import DrafterConfig
 from dspark.model.context import ContextProjection
 from dspark.model.family import ContextTokens, Entries, Needs, PagedEntries
+from dspark.model.heads import ConfidenceHead, SequentialHead, build_head
 from dspark.model.layer import DraftLayer, build_layer
-from dspark.model.markov import SequentialHead, build_head
 from dspark.model.rotary import RotaryTable
 from dspark.model.vocabulary import VocabularyEnds
 from dspark.native.attention import PagedAttention, Tables
@@ -156,7 +154,7 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
         else:
             if not beside:
                 context_k, context_v = context_k[:, :, :longest], context_v[:, :, :longest]
-            mask = block_mask.for_padded_context(context_len, longest, size)
+            mask = for_padded_context(context_len, longest, size)
 
         def attend(layer: int, attention: Attention, block: Projected) -> Tensor:
             key, value = context_k[layer], context_v[layer]
@@ -211,7 +209,7 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
         )
         hidden = hidden.view(batch, anchors * size, -1)
         angles = angles.view(batch, anchors * size, -1)
-        groups = block_mask.for_training(anchor_positions, block_keep_mask, block_size=size, first_rows=first_rows)
+        groups = for_training(anchor_positions, block_keep_mask, block_size=size, first_rows=first_rows)
         for layer in self.draft_layers():
             attention = layer.self_attn
             keys, values = attention.keys_values(context, context_angles)

@@ -1,6 +1,13 @@
-"""From a config to the drafter of its family."""
+"""From a config to the drafter of its family, as it is before its first training step too.
+
+Nothing is copied from the target's layers: only its embedding and vocabulary head, verbatim, and those stay frozen. A
+language model copies nothing at all. Everything else starts as the family's default.
+"""
 
 from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
 
 from dspark.errors import UnsupportedFamily
 from dspark.model.chain import Eagle3Drafter, MTPDrafter
@@ -19,7 +26,7 @@ _FAMILIES: dict[Kind, type[BlockDrafter] | type[Eagle3Drafter] | type[MTPDrafter
 
 
 def build_drafter(config: DrafterConfig) -> Drafter:
-    """Uninitialised weights; see `fresh` and `checkpoint`."""
+    """Uninitialised weights; see `fresh_drafter` and `checkpoint`."""
     return StagedDrafter(config) if config.stage is not None else _FAMILIES[config.kind](config)
 
 
@@ -28,3 +35,26 @@ def as_block(drafter: Drafter) -> BlockDrafter:
     if not isinstance(drafter, BlockDrafter):
         raise UnsupportedFamily(f"a block drafter (dspark or dflash) is needed here, this is {drafter.config.family}")
     return drafter
+
+
+def fresh_drafter(
+    config: DrafterConfig,
+    *,
+    embedding: Tensor | None = None,  # [V, H] the target's input embedding; None for a language model
+    lm_head: Tensor | None = None,  # [V, H] the target's output head (the same tensor where tied)
+    generator: torch.Generator | None = None,
+) -> Drafter:
+    """Matrices N(0, initializer_range), norms 1, biases 0; in training mode, fp32, on the CPU."""
+    drafter = build_drafter(config)
+    with torch.no_grad():
+        for module in drafter.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                module.weight.normal_(0.0, config.initializer_range, generator=generator)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias.zero_()
+        if isinstance(drafter, StagedDrafter):
+            drafter.start(generator)
+        if embedding is not None and lm_head is not None:
+            drafter.embed_tokens.weight.copy_(embedding)
+            drafter.lm_head.weight.copy_(lm_head)
+    return drafter.train()

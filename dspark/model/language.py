@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dspark.model import block_mask
+from dspark.model.attention import for_padded_context
 from dspark.model.config import DrafterConfig
 from dspark.model.family import ContextTokens, Entries, Needs
 from dspark.model.layer import DraftLayer, build_layer
@@ -114,7 +114,7 @@ class LanguageProposal:
             rows = int(context.lengths[0])
             keys, values = keys[:, :, :rows], values[:, :, :rows]
         else:
-            self._mask = block_mask.for_padded_context(context.lengths, keys.shape[2], slots)
+            self._mask = for_padded_context(context.lengths, keys.shape[2], slots)
         self._keys, self._values = list(keys.unbind()), list(values.unbind())  # per layer [n, S, Hkv, hd]
         self._hidden: list[Tensor] = []
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dspark.errors import CheckpointError
 from dspark.model.config import DrafterConfig
-from dspark.model.json_file import MOST_LISTING_BYTES, read_json_file
+from dspark.model.config_keys import MOST_LISTING_BYTES, read_json_file
 
 TOKENIZER_NAME = "tokenizer.json"
 

@@ -26,6 +26,7 @@ from torch.nn.functional import linear
 PACK_FROM = 150_000  # numbers in a weight from which the packed form wins over columns, from 2 rows on
 PACK_FOR_ROWS = 64  # the row count the packed form is made for; it serves all others too
 HALF_ERROR = 1e-7  # change of a weight, in norm, that counts as none: one rounding of fp32
+COPY_AT_MOST = 64 << 20  # bytes a second copy of a tied weight may take
 
 
 class Product:
@@ -140,3 +141,22 @@ def _example(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     draw = torch.Generator().manual_seed(3)
     x, weight = torch.randn(3, 40, generator=draw), torch.randn(48, 40, generator=draw)
     return x, weight.to(dtype).float(), torch.randn(48, generator=draw)
+
+
+def favour_few_rows(module: nn.Module) -> None:
+    """Re-lays every fp32 linear weight on the CPU.
+
+    A tied embedding reads rows, which this would scatter: the linear layer gets a copy of its own if it is small, and
+    stays as it is if not.
+    """
+    shared = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
+    for part in module.modules():
+        if not isinstance(part, nn.Linear):
+            continue
+        weight = part.weight
+        if weight.device.type != "cpu" or weight.dtype != torch.float32:
+            continue
+        if id(weight) not in shared:
+            weight.data = weight.data.t().contiguous().t()
+        elif weight.numel() * weight.element_size() <= COPY_AT_MOST:
+            part.weight = nn.Parameter(weight.data.t().contiguous().t(), requires_grad=weight.requires_grad)

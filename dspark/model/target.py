@@ -7,6 +7,7 @@ is the only way). Id -1 is the embedding output. The target's code is not touche
 
 from __future__ import annotations
 
+import inspect
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +20,7 @@ from dspark.errors import CheckpointError
 # The last reads another layer's keys, or is of a layer without attention.
 _KEYS_AND_VALUES = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
 _STACKS = ("layers", "h", "blocks")  # what families call their list of layers
+_CACHES = ("cache", "past_key_values", "cache_params")  # under one of these a model returns it
 
 
 class TargetTaps:
@@ -119,3 +121,19 @@ def cache_layers(model: Any) -> list[Any]:
     from transformers import DynamicCache
 
     return list(DynamicCache(config=model.config).layers)
+
+
+def returned_cache(output: Any) -> Any:
+    """The cache that a call of a model gives back, or None."""
+    return next((output[name] for name in _CACHES if output.get(name) is not None), None)
+
+
+def takes_positions(model: Any) -> bool:
+    """Whether positions are told to the model: not all find them in a cache whose first layer counts no tokens."""
+    return "position_ids" in inspect.signature(model.forward).parameters
+
+
+def cache_argument(model: Any) -> str:
+    """The name under which the model's forward takes a cache of keys and values."""
+    names = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in names else "past_key_values"

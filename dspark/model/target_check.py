@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from dspark.errors import CheckpointError
-from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, show
-from dspark.model.formats.saved import without_computed
-from dspark.model.json_file import listed
+from dspark.model.config_keys import CONFIG_NAME, Keys, listed, read_json, show
+from dspark.model.formats.source import without_computed
 from dspark.model.weights_file import TensorEntry, read_tensors
 
 MOST_LAYERS = 1024

@@ -3,6 +3,13 @@
 Only safetensors: one file, or an index and its shards. Nothing is unpickled and no code of a
 checkpoint runs. The format's own reader checks offsets and lengths but accepts duplicate
 names, NaN and any number of empty tensors; those are refused here, by name.
+
+Weights stored in few bits beside their scales are read as the numbers they stand for:
+
+    float8 e4m3    one scale per block of 128 x 128 values; blocks at an edge are short
+    bytes          two e2m1 values each along the input, the low four bits first; one scale per 32 values of a row
+
+With scales that are powers of two every value is exact in bfloat16.
 """
 
 from __future__ import annotations
@@ -17,14 +24,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dspark.errors import CheckpointError
-from dspark.model.few_bits import values
-from dspark.model.json_file import MOST_LISTING_BYTES, decode, listed, read_json_file
+from dspark.model.config_keys import MOST_LISTING_BYTES, decode, listed, read_json_file
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 MAX_ENTRIES = 100_000  # the largest mixtures of experts stay below; a flood of names does not
 MAX_HEADER_BYTES = 8 << 20  # of one file; some 60,000 tensors
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+SQUARE, ROW = 128, 32
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True)
@@ -200,3 +208,16 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
         raise CheckpointError(f"{file}: bad header ({error})") from error
     except struct.error as error:
         raise CheckpointError(f"{file}: shorter than its header") from error
+
+
+def values(stored: Tensor, scale: Tensor) -> Tensor:
+    """The numbers, [out, in] bfloat16, of a weight as it is stored and its scale."""
+    factors = scale.float()
+    if stored.dtype in (torch.int8, torch.uint8):
+        table = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
+        codes = stored.view(torch.uint8).int()
+        both = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
+        return (table[both] * factors.repeat_interleave(ROW, dim=-1)).bfloat16()
+    rows, columns = stored.shape
+    spread = factors.repeat_interleave(SQUARE, 0)[:rows].repeat_interleave(SQUARE, 1)[:, :columns]
+    return (stored.float() * spread).bfloat16()

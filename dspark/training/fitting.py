@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from dspark.loadgen.prompts import BUILT_IN
-from dspark.model.anchored import entries_at
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.family import Drafter
 from dspark.model.pairing import TOKENIZER_NAME
 from dspark.model.target import TargetTaps, decoder_layers
 from dspark.training.asked import questions
+from dspark.training.rounds import entries_at
 
 NEW_TOKENS, PROMPTS = 48, 16
 HARDLY = 1.1  # accepted length, the target's own token included, below which a drafter is of no use

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from dspark.model.drafter import BlockDrafter
-from dspark.model.markov import VanillaHead
+from dspark.model.heads import VanillaHead
 from dspark.training.anchors import gather_slots
 from dspark.training.loss import LossSums, LossWeights, block_sums, slot_weights
 

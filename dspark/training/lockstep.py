@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from dspark.model.releases import cache_argument, returned_cache, takes_positions
-from dspark.model.target import beyond_keys
+from dspark.model.target import beyond_keys, cache_argument, returned_cache, takes_positions
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[misc]

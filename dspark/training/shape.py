@@ -11,9 +11,9 @@ import torch
 from dspark.errors import CheckpointError, ConfigError
 from dspark.model.checkpoint import LoadedTarget, context_length, load_drafter
 from dspark.model.config import DrafterConfig, HeadType, Kind
+from dspark.model.families import fresh_drafter
 from dspark.model.family import Drafter
 from dspark.model.formats.vocabulary import DraftVocabulary
-from dspark.model.fresh import fresh_drafter
 from dspark.training.settings import Settings
 from dspark.training.vocabulary import read_kept
 

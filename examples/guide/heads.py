@@ -11,8 +11,7 @@ from torch import Tensor
 from dspark import plots
 from dspark.model.checkpoint import load_drafter
 from dspark.model.drafter import BlockDrafter
-from dspark.model.families import as_block
-from dspark.model.fresh import fresh_drafter
+from dspark.model.families import as_block, fresh_drafter
 from dspark.model.target import TargetTaps
 from dspark.training import loss
 from dspark.training.anchors import draw_anchors, label_blocks

@@ -12,12 +12,12 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from dspark import plots
-from dspark.model.anchored import entries_at
 from dspark.model.calibration import Calibration, load_calibration
 from dspark.model.checkpoint import LoadedTarget, load_drafter, load_target
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
 from dspark.model.target import TargetTaps
+from dspark.training.rounds import entries_at
 
 MODELS = Path(__file__).parents[2] / "tests" / "data" / "pair"
 DRAFTER, ASSISTANT, TARGET = MODELS / "drafter", MODELS / "assistant", MODELS / "target"

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from dspark.model.checkpoint import save_drafter
 from dspark.model.config_file import parse_drafter_config
-from dspark.model.fresh import fresh_drafter
+from dspark.model.families import fresh_drafter
 from tests.architectures.families import FAMILIES, model_of
 
 MODULE = {

@@ -30,9 +30,9 @@ from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_target, save_drafter
 from dspark.model.config import DrafterConfig, Kind
 from dspark.model.config_file import read_drafter_config
+from dspark.model.families import fresh_drafter
 from dspark.model.formats.convert import to_speculators
-from dspark.model.fresh import fresh_drafter
-from dspark.model.releases import cache_argument
+from dspark.model.target import cache_argument
 from tests.architectures import deepseek_v4
 from tests.released.weights import write_thin
 

@@ -14,8 +14,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from dspark.model.checkpoint import save_drafter
 from dspark.model.config import DrafterConfig
 from dspark.model.drafter import BlockDrafter
-from dspark.model.fresh import fresh_drafter
-from dspark.model.markov import VanillaHead
+from dspark.model.families import fresh_drafter
+from dspark.model.heads import VanillaHead
 
 HIDDEN, LAYERS, BLOCK = 32, 2, 3
 SPREAD = 0.08  # of the weights: laws depend on what came before

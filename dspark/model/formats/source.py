@@ -1,8 +1,13 @@
-"""The tensors of a drafter's folder under the released names, whichever format stored them.
+"""The tensors of a drafter's folder under the released names, whichever format or way of saving stored them.
 
 A draft vocabulary's two maps are taken out and checked. A file may leave out the tables that are verbatim copies of the
 target's; they are read from the target's own checkpoint, when one is named: of its head the rows of the tokens that can
 be drafted.
+
+The library reads more than it writes: buffers of older releases, models saved without their head or inside another
+module, one table of two tied ones under either name, or both. None of it changes a number. Heads whose rotating pairs
+are neighbours are reordered so that pairs lie half a head apart: value 2i of a head becomes value i, and 2i + 1 becomes
+i + hd/2. The scores of queries and keys stay what they were, and everything after the loader knows one rotation.
 """
 
 from __future__ import annotations
@@ -12,13 +17,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from dspark.errors import CheckpointError
 from dspark.model.config import CONFIG_NAME, DrafterConfig
 from dspark.model.config_keys import read_json
 from dspark.model.formats import deepseek_v4
-from dspark.model.formats.deepseek_v4_tensors import module_entries
-from dspark.model.formats.rotation import reordered
-from dspark.model.formats.saved import check_equal, language_entries, without_computed
+from dspark.model.formats.quantised import module_entries
 from dspark.model.formats.speculators import is_speculators
 from dspark.model.formats.vocabulary import DRAFTABLE, OFFSETS, DraftVocabulary, read_vocabulary
 from dspark.model.weights_file import TensorEntry, read_directory, read_tensors
@@ -26,6 +31,10 @@ from dspark.model.weights_file import TensorEntry, read_directory, read_tensors
 SHARED = ("embed_tokens.weight", "lm_head.weight")
 # Written by trainers for themselves; drafting needs none of them.
 _TRAINING_ONLY = ("verifier_norm.weight", "verifier_lm_head.weight", "mask_embedding")
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_COMPUTED = "rotary_emb.inv_freq"  # older releases stored the frequencies of each layer
+_INSIDE = "model."
+_PROJECTIONS, _NORMS = (".q_proj.weight", ".k_proj.weight"), (".q_norm.weight", ".k_norm.weight")
 
 
 class TensorSource(NamedTuple):
@@ -156,3 +165,58 @@ def _one(entries: dict[str, TensorEntry], folder: Path, ending: str) -> str:
     if len(names) != 1:
         raise CheckpointError(f"{folder}: expected one tensor that ends in {ending}, found {names[:4]}")
     return names[0]
+
+
+def without_computed(entries: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
+    """All but what follows from the configuration, which the library leaves alone too."""
+    return {name: entry for name, entry in entries.items() if _COMPUTED not in name}
+
+
+def language_entries(folder: Path, entries: Mapping[str, TensorEntry], *, tied: bool) -> dict[str, TensorEntry]:
+    """Names as in `LanguageDrafter.stored_names`; a tied head that is stored beside its table must be equal to it."""
+    inner = [name for name in entries if name != HEAD]
+    while inner and all(name.startswith(2 * _INSIDE) or name == _INSIDE + HEAD for name in inner):
+        entries = {_shorter(name): _renamed(entry, name) for name, entry in entries.items()}
+        inner = [name for name in entries if name != HEAD]
+    if not any(name.startswith(_INSIDE) for name in inner):
+        entries = {name if name == HEAD else _INSIDE + name: _renamed(entry, name) for name, entry in entries.items()}
+    found = dict(entries)
+    if tied and HEAD in found:
+        head = found.pop(HEAD)
+        if EMBEDDING in found:
+            check_equal(folder, (EMBEDDING, found[EMBEDDING]), (HEAD, head))
+        else:
+            found[EMBEDDING] = _renamed(head, HEAD)
+    return found
+
+
+def _shorter(name: str) -> str:
+    return name.removeprefix(_INSIDE)
+
+
+def _renamed(entry: TensorEntry, name: str) -> TensorEntry:
+    """The same tensor, which its file knows by this name."""
+    return entry if entry.stored else dataclasses.replace(entry, stored=name)
+
+
+def check_equal(folder: Path, table: tuple[str, TensorEntry], head: tuple[str, TensorEntry]) -> None:
+    """Refuses a head that differs from the table it is tied to; each with its name."""
+    both = dict(read_tensors(dict((table, head)), (table[0], head[0])))
+    if not torch.equal(both[table[0]], both[head[0]]):
+        raise CheckpointError(
+            f"{folder}: {head[0]} differs from {table[0]}, and config.json ties them (tie_word_embeddings)"
+        )
+
+
+def reordered(entries: Mapping[str, TensorEntry], config: DrafterConfig) -> dict[str, TensorEntry]:
+    """The same entries, those of queries and keys with their rows in the new order."""
+    one = torch.cat((torch.arange(0, config.head_dim, 2), torch.arange(1, config.head_dim, 2)))
+    heads = {".q_proj.weight": config.num_attention_heads, ".k_proj.weight": config.num_key_value_heads}
+    made = dict(entries)
+    for name, entry in entries.items():
+        ending = next((each for each in (*_PROJECTIONS, *_NORMS) if name.endswith(each)), None)
+        if ending is not None and entry.shape and entry.shape[0] == heads.get(ending, 1) * config.head_dim:
+            starts = torch.arange(heads.get(ending, 1)) * config.head_dim
+            rows = (starts.unsqueeze(1) + one).flatten()
+            made[name] = dataclasses.replace(entry, rows=rows, stored=entry.stored or name)
+    return made

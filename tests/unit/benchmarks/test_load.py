@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dspark.errors import InvalidRequest, Overloaded
-from dspark.loadgen import plots, prompts, report
+from dspark.loadgen import prompts, report
 from dspark.loadgen.answer import UNKNOWN, MeasuredAnswer, SpeculationFigures, StreamPiece
 from dspark.loadgen.prometheus import read, total
 from dspark.loadgen.prompts import Question
@@ -189,7 +189,7 @@ def test_plots_and_saved_runs_go_together(tmp_path: Path, kind: str) -> None:
     saved = tmp_path / "saved.json"
     saved.write_text(json.dumps({"points": points}))
     assert report.load(saved) == points
-    plots.draw(points, tmp_path / f"p.{kind}")
+    report.draw(points, tmp_path / f"p.{kind}")
     assert (tmp_path / f"p.{kind}").stat().st_size > 1000
     assert "2 users" in report.table(points)
     with pytest.raises(InvalidRequest, match="plot"):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dspark.cli import conformance_known
+from dspark.cli import conformance_decode
 from dspark.cli.conformance import run
 from dspark.errors import CheckpointError
 
@@ -221,7 +221,7 @@ def test_every_family_passes_and_notices_one_altered_id(name: str, tmp_path: Pat
 def test_every_family_notices_one_altered_weight(
     name: str, tensor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conformance_known, "RECORDED", {})  # by what it does to the runs
+    monkeypatch.setattr(conformance_decode, "RECORDED", {})  # by what it does to the runs
     _bring(name, tmp_path)
     _alter(tmp_path / name / "model.safetensors", _nudge(tensor))
     assert run(tmp_path) == 1

@@ -14,7 +14,7 @@ from deploy.config import ClusterConfig
 from deploy.reserving import GIB, Node, missing, reserve
 from deploy.topology import ProcessRole, Replica, Topology, desired, resized
 from dspark.errors import ConfigError
-from dspark.model.formats.sharing import without_tables
+from dspark.model.formats.convert import without_tables
 
 PAIR = Path(__file__).parents[2] / "data" / "pair"
 ALONE: dict[str, Any] = {"target": "t", "drafter": "d"}

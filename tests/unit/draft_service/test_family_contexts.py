@@ -10,10 +10,10 @@ from torch import Tensor
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine, DraftItem
 from draft_service.interface import Rows
-from dspark.model.anchored import entries_at
 from dspark.model.calibration import IDENTITY
 from dspark.model.config import Kind, ModelType
 from dspark.model.family import Drafter
+from dspark.training.rounds import entries_at
 from dspark.types import Block, Cursor, EmptyReason, Refusal, SamplingParams
 from tests.unit.model.tiny import FAMILIES, family_drafter
 

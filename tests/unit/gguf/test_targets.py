@@ -17,7 +17,7 @@ from coordinator.reception.tokenizer import find_tokenizer
 from dspark import targets
 from dspark.errors import CheckpointError
 from dspark.gguf import wheel
-from dspark.gguf.sources import import_target
+from dspark.gguf.wheel import import_target
 from dspark.model.checkpoint import load_target
 from dspark.model.location import locate
 from dspark.targets import Packaged, cache_dir, folder_of, is_imported

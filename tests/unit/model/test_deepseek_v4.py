@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dspark.errors import CheckpointError, UnsupportedFamily
-from dspark.model.anchored import entries_at
 from dspark.model.checkpoint import fingerprint, load_drafter, load_projection, load_target, save_drafter
 from dspark.model.config_file import config_to_json, parse_drafter_config
 from dspark.model.families import as_block
-from dspark.model.few_bits import values
 from dspark.model.formats.deepseek_v4 import stages_in
 from dspark.model.formats.report import report
 from dspark.model.staged import StagedDrafter
 from dspark.model.target import TargetTaps
+from dspark.model.weights_file import values
+from dspark.training.rounds import entries_at
 from tests.unit.model.golden import DATA, block_cases
 from tests.unit.model.test_golden_decode import run_case
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from dspark.model import unrolled
-from dspark.model.anchored import entries_at
+from dspark.model import chain
 from dspark.model.chain import ChainDrafter
 from dspark.model.checkpoint import load_drafter, load_projection, save_drafter
 from dspark.model.config import Kind, ModelType
 from dspark.model.config_file import config_to_json, parse_drafter_config
 from dspark.model.family import ContextTokens, Drafter, Entries
 from dspark.model.language import LanguageDrafter
+from dspark.training.rounds import entries_at
 from tests.unit.model.tiny import FAMILIES, family_drafter
 
 ASSISTANT = Path(__file__).parents[2] / "data" / "pair" / "assistant"
@@ -102,8 +102,8 @@ def test_a_long_text_in_chunks_equals_the_text_at_once(kind: Kind, monkeypatch: 
     assert isinstance(drafter, ChainDrafter)
     features, ids = _text(drafter)
     found = []
-    for chunk in (unrolled.CHUNK, 4):
-        monkeypatch.setattr(unrolled, "CHUNK", chunk)
+    for chunk in (chain.CHUNK, 4):
+        monkeypatch.setattr(chain, "CHUNK", chunk)
         drafter.zero_grad()
         out = torch.stack(drafter.forward_steps(features=features[None], input_ids=ids[None], steps=3))
         out.square().sum().backward()

@@ -21,10 +21,9 @@ from draft_service.engine import DraftEngine, DraftItem
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.checkpoint import load_drafter, load_projection, save_drafter
 from dspark.model.config_file import parse_drafter_config, read_drafter_config
-from dspark.model.formats.convert import to_speculators
+from dspark.model.families import fresh_drafter
+from dspark.model.formats.convert import to_speculators, without_tables
 from dspark.model.formats.report import report
-from dspark.model.formats.sharing import without_tables
-from dspark.model.fresh import fresh_drafter
 from dspark.types import Block, Cursor, SamplingParams
 from tests.unit.model.golden import DATA, TARGET
 

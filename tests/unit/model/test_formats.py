@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dspark.errors import CheckpointError, UnsupportedFamily
-from dspark.model.anchored import entries_at
 from dspark.model.checkpoint import load_drafter, load_projection, save_drafter
 from dspark.model.config_file import parse_drafter_config, read_drafter_config
 from dspark.model.family import Drafter
 from dspark.model.formats.convert import to_speculators
+from dspark.training.rounds import entries_at
 from tests.unit.model.golden import ALL, DATA
 
 QWEN3 = [folder for folder in ALL if not folder.name.endswith("_gemma4")]

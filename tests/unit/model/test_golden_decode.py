@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from dspark.model.anchored import entries_at
 from dspark.model.checkpoint import LoadedTarget, load_drafter, load_target
 from dspark.model.family import Drafter
 from dspark.model.target import TargetTaps
+from dspark.training.rounds import entries_at
 from tests.unit.model.golden import ALL, target_of
 
 

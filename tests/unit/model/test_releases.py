@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache
 
 from dspark.model.checkpoint import load_target
-from dspark.model.releases import cache_argument
+from dspark.model.target import cache_argument
 from dspark.training.lockstep import generate
 from verify_service import self_test
 from verify_service.stateful import StatefulRunner

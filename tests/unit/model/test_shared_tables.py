@@ -15,13 +15,12 @@ from draft_service.loading import load_parts
 from dspark.cli import conformance
 from dspark.cli.main import main
 from dspark.errors import CheckpointError
-from dspark.model.anchored import entries_at
 from dspark.model.checkpoint import fingerprint, load_drafter, load_projection
 from dspark.model.family import Drafter
-from dspark.model.formats.convert import to_speculators
-from dspark.model.formats.sharing import without_tables
+from dspark.model.formats.convert import to_speculators, without_tables
 from dspark.training.calibrate import calibrate
 from dspark.training.evaluate import evaluate
+from dspark.training.rounds import entries_at
 from tests.unit.model.golden import DATA
 
 PAIR = DATA / "pair"

@@ -8,9 +8,8 @@ import torch
 
 from dspark.model.config import DrafterConfig, HeadType, Kind, ModelType, StageShape
 from dspark.model.drafter import BlockDrafter
-from dspark.model.families import as_block
+from dspark.model.families import as_block, fresh_drafter
 from dspark.model.family import Drafter
-from dspark.model.fresh import fresh_drafter
 
 CONFIG = DrafterConfig(
     hidden_size=24,

@@ -8,8 +8,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dspark.model.config import DrafterConfig
 from dspark.model.drafter import BlockDrafter
-from dspark.model.families import as_block
-from dspark.model.fresh import fresh_drafter
+from dspark.model.families import as_block, fresh_drafter
 from dspark.training import lockstep, rounds
 from dspark.types import Rule
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import load_drafter
-from dspark.model.formats.sharing import without_tables
+from dspark.model.formats.convert import without_tables
 from dspark.training.checkpoint import read_header
 from dspark.training.features import Features, make_cache, plan_for
 from dspark.training.record import Log

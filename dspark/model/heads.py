@@ -1,9 +1,16 @@
-"""Sequential heads: a bias on slot k's logits from the token drafted before it.
+"""What reads a slot's hidden state besides the vocabulary head: sequential heads and the confidence head.
+
+A sequential head is a bias on slot k's logits from the token drafted before it.
 
 e = W1[previous id] in R^r, h = the slot's post-norm hidden state. The corrected logits are
 U_k + B_k; the heads differ in B_k only (eq. 5, eq. 6; the gated form is an extension found in
 checkpoints). Slot 1's previous token is the anchor. Two forms of one law: `bias` walks slot
 by slot on sampled tokens, `biases` takes all previous tokens at once (teacher forcing).
+
+The confidence head says how likely slot k is to be accepted, given that the slots before it were:
+z_k = w . [h_k ; W1[x_{k-1}]] + b, c_k = sigmoid(z_k) (eq. 7, plus a bias). c_k knows the tokens
+before slot k and never x_k itself, so thresholding it peeks at nothing. The second half is the
+raw embedding row, not the state of a gated or recurrent head.
 """
 
 from __future__ import annotations
@@ -133,3 +140,18 @@ def build_head(config: DrafterConfig) -> SequentialHead:
     if config.markov_head_type == "rnn":
         return RecurrentHead(vocab_size=vocab, head_size=said, rank=rank, hidden_size=hidden)
     return SequentialHead()
+
+
+class ConfidenceHead(nn.Module):
+    """One linear output; `rank` is 0 where only the hidden state is read."""
+
+    def __init__(self, *, hidden_size: int, rank: int, bias: bool = True) -> None:
+        super().__init__()
+        self.rank = rank
+        self.proj = nn.Linear(hidden_size + rank, 1, bias=bias)
+
+    def forward(self, hidden: Tensor, embedded: Tensor | None) -> Tensor:
+        """hidden [..., k, H], embedded [..., k, r] rows of W1 or None -> logits [..., k]."""
+        inputs = hidden if embedded is None else torch.cat((hidden, embedded), dim=-1)
+        logits: Tensor = self.proj(inputs)
+        return logits.squeeze(-1)
