@@ -102,7 +102,8 @@ def add_keys(
             continue
         if field.default not in (dataclasses.MISSING, None, "", ()):
             text += f" ({field.default})"
-        parser.add_argument(option, metavar="VALUE", help=text)
+        kind: Any = hints[field.name] if hints[field.name] in (int, float) else str
+        parser.add_argument(option, type=kind, metavar="VALUE", help=text)
 
 
 def read_keys(args: argparse.Namespace, cls: type[T], section: str, *, prefix: str = "", **more: object) -> T:
