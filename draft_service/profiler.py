@@ -11,7 +11,7 @@ import time
 import torch
 
 from draft_service.engine import DraftEngine, DraftItem
-from dspark.runtime.cost_store import Curve, grid_of, processor, stored_or_measured
+from dspark.runtime.cost_store import Curve, curve_of, processor, stored_or_measured
 from dspark.types import Cursor, SamplingParams
 
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -54,8 +54,7 @@ def measure(engine: DraftEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
                 break
         for sequence in range(counts[-1]):
             engine.release(sequence, 1)
-    grid = grid_of(samples)
-    return Curve(grid.tokens, grid.contexts, grid.seconds, "measured", borrowed=grid.borrowed) if grid else None
+    return curve_of(samples)
 
 
 def _pages(context: int, page_size: int) -> int:

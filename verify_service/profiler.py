@@ -7,13 +7,14 @@ rests on these numbers, so nothing is guessed: what was not measured is a neighb
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from dspark.runtime.cost_store import Curve, grid_of, processor, stored_or_measured
+from dspark.runtime.cost_store import Curve, curve_of, processor, stored_or_measured
 from dspark.types import NO_Q, Cursor, SamplingParams, SparseQ
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
@@ -68,16 +69,17 @@ def measure(engine: VerifyEngine, *, budget_s: float = BUDGET_S) -> Curve | None
                 break
         engine.forget_all()
         largest[context] = many
-    grid = grid_of(samples)
-    if grid is None:
+    curve = curve_of(samples)
+    if curve is None:
         return None
     each = [
-        _sequence_seconds(grid.tokens, column, float(np.median(alone[context])), largest[context])
-        for context, column in zip(contexts, grid.seconds.T, strict=True)
+        _sequence_seconds(curve.tokens, column, float(np.median(alone[context])), largest[context])
+        for context, column in zip(contexts, curve.seconds.T, strict=True)
     ]
-    more = tuple(np.maximum.accumulate(each).tolist()) if max(largest.values()) > 1 else ()
-    per = PER_SEQUENCE if more else 0
-    return Curve(grid.tokens, grid.contexts, grid.seconds, "measured", more, per, grid.borrowed)
+    if max(largest.values()) == 1:
+        return curve
+    more = tuple(np.maximum.accumulate(each).tolist())
+    return dataclasses.replace(curve, sequence_seconds=more, tokens_per_sequence=PER_SEQUENCE)
 
 
 def _sequence_seconds(tokens: npt.NDArray[np.int64], seconds: Floats, alone: float, count: int) -> float:

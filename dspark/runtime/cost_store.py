@@ -14,7 +14,6 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +34,7 @@ class Curve:
 
     tokens: npt.NDArray[np.int64]  # [t], or sequences for a drafter; ascending
     contexts: npt.NDArray[np.int64]  # [c] ascending
-    seconds: npt.NDArray[np.float64]  # [t, c]
+    seconds: Floats  # [t, c] above 0, non-decreasing in both
     source: str  # "measured" or "stored"
     sequence_seconds: tuple[float, ...] = ()  # [c] of a sequence beyond those that the tokens fill; empty: unknown
     tokens_per_sequence: int = 0  # most tokens of a sequence in the measured steps
@@ -116,23 +115,14 @@ def _path(key: Mapping[str, object]) -> Path:
     return state_dir() / FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
 
-class Grid(NamedTuple):
-    """Seconds of a step, which cannot be nonsense: complete, positive, never falling.
-
-    A larger step and a longer context cannot take less time: where medians say so it is noise, and what was measured is
-    bent as little from above as from below. A point that nobody measured takes the value of its neighbour and is marked
-    as borrowed; it bends nothing that was measured.
-    """
-
-    tokens: npt.NDArray[np.int64]  # [t] ascending
-    contexts: npt.NDArray[np.int64]  # [c] ascending
-    seconds: Floats  # [t, c] above 0, non-decreasing in both
-    borrowed: tuple[int, ...]  # places in row-major order that were not measured
-
-
-def grid_of(samples: Mapping[tuple[int, int], Sequence[float]]) -> Grid | None:
+def curve_of(samples: Mapping[tuple[int, int], Sequence[float]]) -> Curve | None:
     """From seconds by (tokens, context), any of which may be missing; medians count. None without any that a clock
-    can have said."""
+    can have said.
+
+    What comes out cannot be nonsense. A larger step and a longer context cannot take less time: where medians say so it
+    is noise, and what was measured is bent as little from above as from below. A point that nobody measured takes the
+    value of its neighbour and is marked as borrowed; it bends nothing that was measured.
+    """
     medians = {
         point: float(np.median(sound))
         for point, taken in samples.items()
@@ -143,7 +133,8 @@ def grid_of(samples: Mapping[tuple[int, int], Sequence[float]]) -> Grid | None:
     tokens, contexts = (sorted({point[axis] for point in medians}) for axis in (0, 1))
     seconds = np.array([[medians.get((t, c), math.nan) for c in contexts] for t in tokens])
     borrowed = tuple(np.flatnonzero(np.isnan(seconds)).tolist())
-    return Grid(np.array(tokens), np.array(contexts), completed(never_falling(seconds)), borrowed)
+    whole = completed(never_falling(seconds))
+    return Curve(np.array(tokens), np.array(contexts), whole, "measured", borrowed=borrowed)
 
 
 def never_falling(seconds: Floats) -> Floats:

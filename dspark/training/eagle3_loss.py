@@ -24,7 +24,6 @@ from dspark.model.chain import ChainDrafter
 from dspark.model.language import LanguageDrafter
 from dspark.training.lean_loss import LeanLoss, lean_terms
 from dspark.training.loss import LossSums, LossWeights, block_sums
-from dspark.training.soft_cross_entropy import soft_cross_entropy
 
 HARD = LossWeights(ce=1.0, l1=0.0, confidence=0.0)
 
@@ -76,28 +75,18 @@ def chain_loss(
         rows = states[mask]
         wanted = last_hidden[:, (index + 1 + step).clamp(max=length - 1)][mask]  # their law predicts the token
         scale = share.unsqueeze(-1).expand(mask.shape)[mask]
-        if eagle:
-            total, l1 = soft_cross_entropy(
-                rows,
-                drafter.lm_head.weight,
-                wanted=wanted,
-                target_head=target_head,
-                scale=scale,
-                cap=config.logit_softcap,
-                kept=drafter.kept_tokens,
-            )
-        else:
-            total, _, l1 = lean_terms(
-                hidden=rows,
-                lm_head=drafter.lm_head.weight,
-                wanted=wanted,
-                target_head=target_head,
-                target_ids=input_ids[:, (index + 2 + step).clamp(max=length - 1)][mask],
-                scale=scale,
-                weights=weights,
-                softcap=config.logit_softcap,
-                kept=drafter.kept_tokens,
-            )
+        total, _, l1 = lean_terms(
+            hidden=rows,
+            lm_head=drafter.lm_head.weight,
+            wanted=wanted,
+            target_head=target_head,
+            target_ids=input_ids[:, (index + 2 + step).clamp(max=length - 1)][mask],
+            scale=scale,
+            weights=weights,
+            softcap=config.logit_softcap,
+            kept=drafter.kept_tokens,
+            soft_labels=eagle,
+        )
         objective, l1_sum = objective + weight * total, l1_sum + weight * torch.dot(scale, l1)
         masks.append(mask)
         accepted.append(torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, (1 - 0.5 * l1).clamp(0, 1)))

@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from dspark.model.drafter import BlockDrafter
 from dspark.model.heads import VanillaHead
 from dspark.training.anchors import gather_slots
-from dspark.training.loss import LossSums, LossWeights, block_sums, slot_weights
+from dspark.training.loss import LossSums, LossWeights, slot_weights, sum_terms
 
 SLICE_ROWS = 384  # [384, V] in fp32 stays in the third-level cache for small vocabularies
 SLICE_NUMBERS = 1 << 22  # and for large ones a slice is at most so many numbers, 16 MiB
@@ -59,8 +58,7 @@ def lean_block_loss(
     # [U] positions of the text, and for each of the R rows which of them; rows go through in that order.
     positions, row_of = torch.unique(places.to(eval_mask.device)[eval_mask], return_inverse=True)
     order = row_of.argsort(stable=True)
-    scale = slot[eval_mask]  # [R] w of the rows that count
-    mixed, ce, l1 = lean_terms(
+    mixed, *terms = lean_terms(
         hidden=hidden[eval_mask][order],
         lm_head=drafter.lm_head.weight,
         codes=None if codes is None else codes[eval_mask][order],
@@ -69,32 +67,16 @@ def lean_block_loss(
         wanted_row=row_of[order],
         target_head=target_head,
         target_ids=target_ids[eval_mask][order],
-        scale=scale[order],
+        scale=slot[eval_mask][order],
         weights=weights,
         softcap=drafter.config.logit_softcap,
         kept=drafter.kept_tokens,
     )
-    ce, l1 = (torch.empty_like(value).index_copy_(0, order, value) for value in (ce, l1))
-    acceptance = (1 - 0.5 * l1).clamp(0, 1)  # [R] c*
-    bce = error = bias = torch.zeros((), device=hidden.device)
-    if confidence is not None:
-        logits = confidence[eval_mask].float()
-        bce = (scale * binary_cross_entropy_with_logits(logits, acceptance, reduction="none")).sum()
-        mixed = mixed + weights.confidence * bce
-        gap = torch.sigmoid(logits.detach()) - acceptance
-        error, bias = gap.abs().sum(), gap.sum()
-    dense = torch.zeros(target_ids.shape, device=hidden.device)
-    dense[eval_mask] = acceptance
-    sums = LossSums(
-        ce=(scale * ce).sum(),
-        l1=(scale * l1).sum(),
-        confidence=bce.detach(),
-        denominator=scale.sum(),
-        confidence_error=error,
-        confidence_bias=bias,
-        **block_sums(dense, eval_mask),
-    )
-    return LeanLoss(mixed, sums)
+    ce, l1 = (torch.zeros(target_ids.shape, device=hidden.device) for _ in range(2))
+    for dense, term in zip((ce, l1), terms, strict=True):
+        dense[eval_mask] = torch.empty_like(term).index_copy_(0, order, term)
+    sums = sum_terms(ce=ce, l1=l1, confidence_logits=confidence, weights=slot * eval_mask, eval_mask=eval_mask)
+    return LeanLoss(mixed + weights.confidence * sums.confidence, sums._replace(confidence=sums.confidence.detach()))
 
 
 def lean_terms(
@@ -111,12 +93,14 @@ def lean_terms(
     markov_w2: Tensor | None = None,  # [Vd, r]
     softcap: float | None = None,  # c: base logits of both are c tanh(z / c)
     kept: Tensor | None = None,  # [Vd] target ids of the head's rows; None: Vd = V
+    soft_labels: bool = False,  # cross-entropy against the target's whole law in place of the token
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(sum of scale (alpha_ce ce + alpha_l1 l1) with its gradient, ce [R], l1 [R] without), of any rows."""
     if wanted_row is None:
         wanted_row = torch.arange(len(wanted), device=wanted.device)
+    labels = None if soft_labels else target_ids
     mixed, ce, l1 = _SlicedLoss.apply(  # type: ignore[no-untyped-call]
-        hidden, codes, markov_w2, lm_head, wanted, wanted_row, target_head, target_ids, scale, weights, softcap, kept
+        hidden, codes, markov_w2, lm_head, wanted, wanted_row, target_head, labels, scale, weights, softcap, kept
     )
     return mixed, ce, l1
 
@@ -134,7 +118,7 @@ class _SlicedLoss(torch.autograd.Function):
         wanted: Tensor,
         wanted_row: Tensor,
         target_head: Tensor,
-        target_ids: Tensor,
+        target_ids: Tensor | None,
         scale: Tensor,
         weights: LossWeights,
         softcap: float | None,
@@ -175,7 +159,8 @@ class _SlicedLoss(torch.autograd.Function):
                 hard, soft = weights.ce * scale[part], weights.l1 * scale[part]
                 if said is not None:
                     hard = hard * said[part]
-                ce[part], l1[part], grad = _terms(logits=logits, law=law, labels=places[part], hard=hard, soft=soft)
+                labels = None if places is None else places[part]
+                ce[part], l1[part], grad = _terms(logits=logits, law=law, labels=labels, hard=hard, soft=soft)
                 l1[part] += unsaid
                 if bias is not None and grad_codes is not None and grad_w2 is not None:
                     whole = grad.to(dtype)
@@ -208,9 +193,9 @@ class _SlicedLoss(torch.autograd.Function):
         return (*grads, *([None] * 8))
 
 
-def _places(target_ids: Tensor, kept: Tensor | None, size: int) -> tuple[Tensor, Tensor | None]:
+def _places(target_ids: Tensor | None, kept: Tensor | None, size: int) -> tuple[Tensor | None, Tensor | None]:
     """ids [R] -> rows of the head that say them [R], 0 where none does, and whether one does [R]; None: all do."""
-    if kept is None:
+    if target_ids is None or kept is None:
         return target_ids, None
     places = target_ids.new_full((size,), -1)
     places[kept] = torch.arange(len(kept), device=kept.device)
@@ -231,22 +216,31 @@ def _capped(logits: Tensor, softcap: float | None) -> Tensor:
     return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
-def _terms(*, logits: Tensor, law: Tensor, labels: Tensor, hard: Tensor, soft: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """logits, law [R, Vd], labels [R], weights of both terms [R] -> (ce [R], l1 [R], d(weighted terms)/d logits
-    [R, Vd]); `law` is used up.
+def _terms(
+    *, logits: Tensor, law: Tensor, labels: Tensor | None, hard: Tensor, soft: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """logits, law [R, Vd], labels [R] or None for the law, weights of both terms [R] -> (ce [R], l1 [R], d(weighted
+    terms)/d logits [R, Vd]); `law` is used up.
 
-    d ce = p_d - onehot(x); d l1 = p_d (s - sum s p_d) with s = sign(p_d - p_t).
+    d ce = p_d - onehot(x), or p_d sum p_t - p_t; d l1 = p_d (s - sum s p_d) with s = sign(p_d - p_t).
     """
-    index = labels.unsqueeze(-1)
-    at_label, top = logits.gather(-1, index).squeeze(-1), logits.amax(dim=-1)
     drafted = torch.softmax(logits, dim=-1)
     # The largest probability is exp(0) over the sum: the log-sum-exp without another pass.
-    ce = top - drafted.amax(dim=-1).log() - at_label
+    normaliser = logits.amax(dim=-1) - drafted.amax(dim=-1).log()
+    if labels is None:
+        said = law.sum(dim=-1)
+        ce, wanted = said * normaliser - torch.linalg.vecdot(law, logits), law * hard.unsqueeze(-1)
+    else:
+        said, index = 1.0, labels.unsqueeze(-1)
+        ce = normaliser - logits.gather(-1, index).squeeze(-1)
     gap = law.neg_().add_(drafted)
     l1 = torch.linalg.vector_norm(gap, ord=1, dim=-1)
     sign = gap.sign_()
     lean = torch.linalg.vecdot(sign, drafted)  # [R]
-    shift = hard - soft * lean
+    shift = hard * said - soft * lean
     grad = sign.mul_(soft.unsqueeze(-1)).add_(shift.unsqueeze(-1)).mul_(drafted)
-    grad.scatter_add_(-1, index, -hard.unsqueeze(-1))
+    if labels is None:
+        grad -= wanted
+    else:
+        grad.scatter_add_(-1, index, -hard.unsqueeze(-1))
     return ce, l1, grad

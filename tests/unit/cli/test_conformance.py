@@ -202,7 +202,16 @@ def test_runs_without_a_fitting_target_fail(folder: Path, capsys: pytest.Capture
     assert capsys.readouterr().out.splitlines()[-1] == "5 passed, 8 failed, 0 skipped"
 
 
-OTHER_FAMILIES = ["dflash", "eagle3", "dspark_gemma4", "dflash_gemma4", "eagle3_gemma4"]
+OTHER_FAMILIES = [
+    "dspark_gated",
+    "dspark_rnn",
+    "dspark_confidence_without_markov",
+    "dflash",
+    "eagle3",
+    "dspark_gemma4",
+    "dflash_gemma4",
+    "eagle3_gemma4",
+]
 
 
 @pytest.mark.parametrize("name", OTHER_FAMILIES)

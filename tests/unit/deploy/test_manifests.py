@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -245,6 +246,14 @@ def test_entry_points_of_the_image_parse() -> None:
         build_parser().parse_args(json.loads(check)[1:])
         words.pop(name[1])
     assert not words
+
+
+def test_the_image_installs_extras_that_exist_and_copies_files_that_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = re.findall(r'^RUN pip install .*"\.\[([\w,]+)\]"$', DOCKERFILE, re.MULTILINE)
+    assert len(asked) == 2
+    assert set(",".join(asked).split(",")) <= set(extras)
+    assert all((ROOT / source).exists() for source in re.findall(r"^COPY ([^-]\S*) ", DOCKERFILE, re.MULTILINE))
 
 
 def test_the_job_runs_a_command_that_exists() -> None:

@@ -23,13 +23,7 @@ _NAMES = (
     "eagle3_gemma4",
 )
 ALL = [ROOT / name for name in _NAMES if (ROOT / name).is_dir()]
-DRAFTERS = [folder for folder in ALL if (folder / "block_cases.safetensors").is_file()]
 TRAINED = [folder for folder in ALL if (folder / "loss_case.safetensors").is_file()]
-
-
-def target_of(folder: Path) -> Path:
-    """The target that a drafter's cases were made with."""
-    return ROOT / ("target_gemma4" if folder.name.endswith("_gemma4") else "target_qwen3")
 
 
 def block_cases(folder: Path) -> list[dict[str, torch.Tensor]]:

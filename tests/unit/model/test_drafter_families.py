@@ -16,9 +16,10 @@ from dspark.model.config_file import config_to_json, parse_drafter_config
 from dspark.model.family import ContextTokens, Drafter, Entries
 from dspark.model.language import LanguageDrafter
 from dspark.training.rounds import entries_at
+from tests.unit.model.golden import DATA
 from tests.unit.model.tiny import FAMILIES, family_drafter
 
-ASSISTANT = Path(__file__).parents[2] / "data" / "pair" / "assistant"
+ASSISTANT = DATA / "pair" / "assistant"
 CLOSE = {"atol": 3e-5, "rtol": 0.0}
 every_family = pytest.mark.parametrize(("kind", "model_type"), FAMILIES)
 
@@ -110,6 +111,32 @@ def test_a_long_text_in_chunks_equals_the_text_at_once(kind: Kind, monkeypatch: 
         found.append([out.detach(), *(p.grad for p in drafter.parameters() if p.grad is not None)])
     for whole, parts in zip(*found, strict=True):
         torch.testing.assert_close(parts, whole, atol=1e-3, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_block_without_any_context_is_finite() -> None:
+    drafter = family_drafter("block", "qwen3")
+    config = drafter.config
+    for n in (1, 3):
+        nothing = torch.empty(config.num_hidden_layers, n, 0, config.num_key_value_heads, config.head_dim)
+        start, ids = torch.zeros(n, dtype=torch.long), torch.arange(n)
+        proposal = drafter.propose(
+            anchor_ids=ids, anchor_positions=start, context=Entries(nothing, nothing, start), last_rows=None, slots=3
+        )
+        assert torch.isfinite(proposal.step(ids)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_half_precision_stays_close(dtype: torch.dtype) -> None:
+    folder, anchors, found = DATA / "dspark_vanilla", torch.tensor([4, 9]), []
+    for drafter in (load_drafter(folder), load_drafter(folder, dtype=dtype)):
+        features, ids = _text(drafter, 20)
+        rows = features.to(drafter.lm_head.weight.dtype)
+        entries, last_rows = entries_at(drafter, features=rows, token_ids=ids, anchors=anchors)
+        found.append(_blocks(drafter, ids, anchors, entries, last_rows).float())
+    assert entries.keys.dtype == dtype
+    assert torch.cosine_similarity(*found, dim=-1).min() > 0.99
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.planning.cost_curve import CostCurve
-from dspark.runtime.cost_store import Grid, grid_of
+from dspark.runtime.cost_store import Curve, curve_of
 
 SIZES, CONTEXTS = (1, 2, 3, 5, 8, 16, 48, 128, 512), (64, 128, 512, 1024, 8192)
 ASKED = np.array([0.5, 1.0, 1.5, 2.0, 7.0, 8.0, 9.0, 16.0, 17.0, 64.0, 128.0, 500.0, 2000.0])
@@ -31,7 +31,7 @@ def _measured(draw: np.random.Generator) -> dict[tuple[int, int], list[float]]:
     return samples or {(8, 128): [1e-3]}
 
 
-def _curve(grid: Grid, draw: np.random.Generator) -> CostCurve:
+def _curve(grid: Curve, draw: np.random.Generator) -> CostCurve:
     more = (10.0 ** draw.uniform(-7, -2, len(grid.contexts))).tolist() if draw.random() < 0.5 else ()
     return CostCurve(
         grid.tokens.tolist(),
@@ -68,7 +68,7 @@ def test_sparse_and_noisy_measurements_make_sound_curves(sets: int) -> None:
     draw = np.random.default_rng(20)
     for _ in range(sets):
         samples = _measured(draw)
-        grid = grid_of(samples)
+        grid = curve_of(samples)
         if grid is None:
             continue
         assert (grid.seconds > 0).all()
@@ -78,7 +78,7 @@ def test_sparse_and_noisy_measurements_make_sound_curves(sets: int) -> None:
 
 
 def test_a_point_that_was_not_measured_takes_a_neighbours_value_and_is_marked() -> None:
-    grid = grid_of({(1, 128): [2.0], (8, 128): [3.0, 5.0, 4.0], (8, 1024): [9.0], (64, 1024): [math.nan]})
+    grid = curve_of({(1, 128): [2.0], (8, 128): [3.0, 5.0, 4.0], (8, 1024): [9.0], (64, 1024): [math.nan]})
     assert grid is not None
     assert (grid.tokens.tolist(), grid.contexts.tolist()) == ([1, 8], [128, 1024])
     assert grid.seconds.tolist() == [[2.0, 2.0], [4.0, 9.0]]
@@ -86,20 +86,20 @@ def test_a_point_that_was_not_measured_takes_a_neighbours_value_and_is_marked() 
 
 
 def test_what_is_borrowed_bends_nothing_that_was_measured() -> None:
-    grid = grid_of({(1, 128): [1.0], (8, 1024): [5.0], (64, 128): [3.0]})
+    grid = curve_of({(1, 128): [1.0], (8, 1024): [5.0], (64, 128): [3.0]})
     assert grid is not None
     assert grid.seconds.tolist() == [[1.0, 1.0], [1.0, 5.0], [3.0, 5.0]]
     assert grid.borrowed == (1, 2, 5)
 
 
 def test_nothing_measured_is_no_curve() -> None:
-    assert grid_of({}) is None
-    assert grid_of({(1, 128): [math.nan, -1.0, 0.0, math.inf]}) is None
+    assert curve_of({}) is None
+    assert curve_of({(1, 128): [math.nan, -1.0, 0.0, math.inf]}) is None
 
 
 def test_noise_moves_a_point_half_way() -> None:
     """A stall at the smallest step does not lift the whole curve to itself."""
-    grid = grid_of({(1, 128): [0.050], (2, 128): [0.010], (4, 128): [0.011], (8, 128): [0.060]})
+    grid = curve_of({(1, 128): [0.050], (2, 128): [0.010], (4, 128): [0.011], (8, 128): [0.060]})
     assert grid is not None
     assert grid.seconds[:, 0] == pytest.approx([0.030, 0.030, 0.0305, 0.060])
 

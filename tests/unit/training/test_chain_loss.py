@@ -10,9 +10,9 @@ from dspark.model.chain import ChainDrafter
 from dspark.model.config import Kind, ModelType
 from dspark.model.language import LanguageDrafter
 from dspark.model.vocabulary import softcapped
-from dspark.training.eagle3_loss import chain_loss, label_mask, language_loss, step_mask
+from dspark.training.eagle3_loss import HARD, chain_loss, label_mask, language_loss, step_mask
+from dspark.training.lean_loss import lean_terms
 from dspark.training.loss import LossWeights
-from dspark.training.soft_cross_entropy import soft_cross_entropy
 from tests.unit.model.tiny import FAMILIES, family_drafter
 
 CHAINS = [family for family in FAMILIES if family[0] in ("eagle3", "mtp")]
@@ -173,9 +173,10 @@ def test_a_head_of_few_tokens_is_judged_against_the_whole_law(cap: float | None)
     head, target_head = torch.randn(4, 5, generator=generator), torch.randn(10, 5, generator=generator)
     scale = torch.rand(6, generator=generator)
     hidden.requires_grad_()
-    total, l1 = soft_cross_entropy(
-        hidden, head, wanted=wanted, target_head=target_head, scale=scale, cap=cap, kept=kept
-    )
+    total, _, l1 = lean_terms(
+        hidden=hidden, lm_head=head, wanted=wanted, target_head=target_head, target_ids=torch.zeros(6), scale=scale,
+        weights=HARD, softcap=cap, kept=kept, soft_labels=True,
+    )  # fmt: skip
     law = torch.softmax(softcapped(wanted @ target_head.t(), cap), dim=-1)
     logged = torch.log_softmax(softcapped(hidden @ head.t(), cap), dim=-1)
     plain = -(scale * (law[:, kept] * logged).sum(dim=-1)).sum()
