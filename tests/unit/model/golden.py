@@ -26,6 +26,11 @@ ALL = [ROOT / name for name in _NAMES if (ROOT / name).is_dir()]
 TRAINED = [folder for folder in ALL if (folder / "loss_case.safetensors").is_file()]
 
 
+def target_of(folder: Path) -> Path:
+    """The target that a drafter's cases were made with."""
+    return ROOT / ("target_gemma4" if folder.name.endswith("_gemma4") else "target_qwen3")
+
+
 def block_cases(folder: Path) -> list[dict[str, torch.Tensor]]:
     """One dict per case, names without the `caseN.` prefix."""
     cases: dict[str, dict[str, torch.Tensor]] = {}
