@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,6 @@ import structlog
 
 from deploy import reconcile
 from deploy.autoscale import AutoscaleConfig, Autoscaler
-from deploy.draining import Departures
 from deploy.fleet import Announcer, Fleet, Pending, StartedProcess, StartFailed
 from deploy.load_report import LoadSample, LoadWindow
 from deploy.probe import Health, Probe
@@ -38,6 +38,7 @@ DRAIN_S = 30.0  # how long a worker that leaves may finish what it has
 POOLS = (ProcessRole.VERIFY, ProcessRole.DRAFT)
 WORKERS = tuple(f"{role}/" for role in POOLS)
 END_GRACE_S = 5.0  # for a worker that nobody needs any more
+_UNSEEN = Observed(Phase.DOWN, 0.0)
 
 
 class Controller:
@@ -321,9 +322,6 @@ class Controller:
         return size
 
 
-_UNSEEN = Observed(Phase.DOWN, 0.0)
-
-
 def _within(verifiers: int, drafters: int, config: AutoscaleConfig) -> None:
     """Sizes outside the bounds would be taken back at the next look."""
     bounds = (
@@ -333,3 +331,39 @@ def _within(verifiers: int, drafters: int, config: AutoscaleConfig) -> None:
     for pool, size, least, most in bounds:
         if not least <= size <= most:
             raise ConfigError(f"scale: {size} {pool}, while autoscaling keeps {least} to {most} (section autoscale)")
+
+
+class Departures:
+    """Who is waited for, and who is waited for no more. Lives on one event loop."""
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s
+        self._awaited: dict[str, asyncio.Event] = {}
+        self._released: set[str] = set()
+
+    @property
+    def released(self) -> frozenset[str]:
+        """Those that are announced no more, because they are about to end."""
+        return frozenset(self._released)
+
+    def heard(self, idle: Iterable[str]) -> None:
+        """The coordinator said that nobody needs these any more."""
+        for name in idle:
+            if name in self._awaited:
+                self._awaited[name].set()
+
+    async def until_idle(self, name: str) -> bool:
+        """Waits for one draining worker, then releases it; returns whether it was idle in time."""
+        event = self._awaited.setdefault(name, asyncio.Event())
+        try:
+            await asyncio.wait_for(event.wait(), self._longest_s)
+        except TimeoutError:
+            return False
+        finally:
+            self._awaited.pop(name, None)
+            self._released.add(name)
+        return True
+
+    def forget(self, name: str) -> None:
+        """It has ended; another one of this name is another one."""
+        self._released.discard(name)

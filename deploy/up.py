@@ -23,7 +23,7 @@ from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cel
 from dspark.errors import DsparkError
 from dspark.runtime.config import load_config
 from dspark.runtime.identity import state_dir, write_token
-from dspark.runtime.listeners import check_listeners
+from dspark.runtime.security import check_listeners
 from dspark.targets import folder_of, imported, is_imported
 
 

@@ -2,27 +2,45 @@
 
 Loopback needs nothing. Anything wider needs a token, certificates, or the operator's explicit `insecure`. A caller is
 who its token says; without a token, who its certificate says; else nobody. What nobody may call is in `roles.py`.
+
+Clients' tokens are a file of many, each with its tenant, looked at again when it changes. Whether a process can listen
+where it is told to is asked before it loads anything.
 """
 
 from __future__ import annotations
 
 import contextvars
+import errno
+import hashlib
+import hmac
 import ipaddress
+import os
+import re
+import socket
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
 
 from dspark.errors import ConfigError, Denied, Forbidden
-from dspark.runtime.identity import read_token
+from dspark.runtime.identity import LEAST_TOKEN, read_token
 from dspark.runtime.listen_config import ListenConfig, PublicConfig
 from dspark.runtime.roles import METRICS, Role, Roles
 from dspark.runtime.tls import Tls
-from dspark.runtime.tokens import TENANT, ClientTokens, same
 
 PUBLIC_STREAMS = 100
 SCHEME = "dspark://"  # in a certificate's alternative names: dspark://ROLE/NAME
+MOST_TOKENS = 1024
+LOOK_S = 1.0  # between looks at the file
+TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_WHY = {
+    errno.EADDRINUSE: "somebody listens there (`ss -ltnp 'sport = :{port}'` says who); name another port, or 0 for any",
+    errno.EADDRNOTAVAIL: "this machine has no such address",
+    errno.EACCES: "ports so low need privileges; name one above 1023",
+}
 
 
 def split_endpoint(endpoint: str, key: str = "bind") -> tuple[str, int]:
@@ -256,3 +274,103 @@ class Security:
     def metrics_caller(self, authorization: str | None, names: Iterable[str]) -> Caller:
         """Lets a reader of `/metrics` in."""
         return self.access.admit("/metrics", METRICS, authorization=authorization, names=names)
+
+
+def same(given: str, secret: str) -> bool:
+    """Whether two texts are equal; takes equally long for all texts."""
+    return hmac.compare_digest(_digest(given), _digest(secret))
+
+
+def read_client_tokens(path: str | Path) -> tuple[tuple[str, str], ...]:
+    """(tenant, token) of every line `TOKEN` or `TENANT TOKEN`; empty lines and those that begin with # say nothing."""
+    try:
+        lines = Path(path).read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"client_token_file: cannot read {path}: {error}") from error
+    found: list[tuple[str, str]] = []
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        tenant, token = ("", words[0]) if len(words) == 1 else (words[0], words[-1])
+        # A complaint names the line and never shows it.
+        if len(words) > 2 or (tenant and not TENANT.fullmatch(tenant)):
+            raise ConfigError(f"client_token_file: line {number} of {path} is not TOKEN or TENANT TOKEN")
+        if len(token) < LEAST_TOKEN:
+            raise ConfigError(f"client_token_file: line {number} of {path}: a token has at least {LEAST_TOKEN} letters")
+        found.append((tenant, token))
+    if not found:
+        raise ConfigError(f"client_token_file: {path} holds no token")
+    if len(found) > MOST_TOKENS:
+        raise ConfigError(f"client_token_file: {path} holds {len(found)} tokens, at most {MOST_TOKENS} are read")
+    if len({token for _, token in found}) != len(found):
+        raise ConfigError(f"client_token_file: {path} holds one token twice")
+    return tuple(found)
+
+
+class ClientTokens:
+    """The tokens of one file. A file that becomes unreadable leaves the tokens that were known in force."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._known = self._digests()
+        self._stamp, self._looked = self._stamped(), time.monotonic()
+
+    def tenant(self, given: str) -> str | None:
+        """Whose token this is; None: nobody's."""
+        self._look()
+        digest = _digest(given)
+        # All are compared: the time taken says nothing about which one was close.
+        matches = [tenant for tenant, known in self._known if hmac.compare_digest(digest, known)]
+        return matches[0] if matches else None
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        try:
+            stamp = self._stamped()
+            if stamp != self._stamp:
+                self._known, self._stamp = self._digests(), stamp
+        except (OSError, ConfigError):
+            return
+
+    def _stamped(self) -> tuple[int, int]:
+        stat = self._path.stat()
+        return stat.st_mtime_ns, stat.st_ino
+
+    def _digests(self) -> tuple[tuple[str, bytes], ...]:
+        return tuple((tenant, _digest(token)) for tenant, token in read_client_tokens(self._path))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def check_listeners(wanted: Iterable[tuple[str, str | None]]) -> None:
+    """wanted: (setting, host:port) of everything the process will listen on; None is off. ConfigError by the setting
+    that cannot be had, or of two that want the same. Where it may be taken is tried, and given back."""
+    taken: dict[tuple[str, int], str] = {}
+    for key, endpoint in wanted:
+        if endpoint is None:
+            continue
+        host, port = split_endpoint(endpoint, key)
+        if not port:
+            continue
+        if (host, port) in taken:
+            raise ConfigError(f"{key}: {endpoint} is what {taken[host, port]} asks for, too")
+        taken[host, port] = key
+        _try(key, endpoint, host, port)
+
+
+def _try(key: str, endpoint: str, host: str, port: int) -> None:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)  # with SO_REUSEADDR two may be bound where neither listens
+    except OSError as error:
+        why = _WHY.get(error.errno or 0, error.strerror or os.strerror(error.errno or 0))
+        raise ConfigError(f"{key}: cannot listen on {endpoint}: {why.format(port=port)}") from error

@@ -13,9 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from dspark.runtime.identity import model_name, new_incarnation
 from dspark.runtime.listen_config import ListenConfig
-from dspark.runtime.listeners import check_listeners
 from dspark.runtime.metrics_server import MetricsServer, serve_metrics
-from dspark.runtime.security import Security
+from dspark.runtime.security import Security, check_listeners
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.telemetry import Metrics
 

@@ -1,6 +1,10 @@
 """Logs and metrics, set up once per process; the names of all metrics stand in this file.
 
 Logs never carry prompt text or tokens; numbers go to metrics. Counters of drops say what was lost and why.
+
+Of exceptions logs say where they came from, and what they say if that cannot be a client's words. Messages of the
+language's own errors quote values: `int("...")` quotes a text, a missing key is its own message. So only errors whose
+messages are written here, by the operating system or by the numeric libraries are quoted.
 """
 
 from __future__ import annotations
@@ -8,16 +12,18 @@ from __future__ import annotations
 import copy
 import logging
 import sys
+import traceback
 from bisect import bisect_left
 from collections import Counter as Counts
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from types import TracebackType
+from typing import Any, TextIO
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 
+from dspark.errors import DsparkError
 from dspark.runtime.identity import DEFAULT_CELL
-from dspark.runtime.log_errors import as_data, as_text
 
 _SECONDS = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 MOST_LABELS = 32  # every label is a handful of time series
@@ -25,6 +31,9 @@ _LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 ENDS = ("stop", "length", "abort")  # how answers end well, in the words of finish reasons
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 UNKNOWN = "unknown"  # an empty label would be none
+QUOTED = (DsparkError, OSError, MemoryError, RuntimeError)
+MOST = 16  # errors of one chain or group
+_Info = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
 def configure_logging(*, role: str, name: str, fmt: str = "auto", level: str = "INFO") -> None:
@@ -266,3 +275,42 @@ class Exposed:
                 if not sample.name.endswith("_created")
             ]
             yield shown
+
+
+def as_data(exc_info: _Info) -> list[dict[str, Any]]:
+    """For JSON: the error first, then what it came from."""
+    return [
+        {
+            "type": type(error).__name__,
+            "message": _message(error),
+            "frames": [
+                f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)
+            ],
+        }
+        for error in _chain(exc_info[1])
+    ]
+
+
+def as_text(out: TextIO, info: _Info) -> None:
+    """For people: the way tracebacks usually look, what they came from first."""
+    for error in reversed(list(_chain(info[1]))):
+        out.write("\nTraceback (most recent call last):\n")
+        out.writelines(traceback.format_tb(error.__traceback__))
+        out.write(": ".join(filter(None, (type(error).__name__, _message(error)))))
+
+
+def _message(error: BaseException) -> str:
+    return str(error) if isinstance(error, QUOTED) else ""
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, those of its group, and what it was raised from or during."""
+    waiting, told = [error], 0
+    while waiting and told < MOST:
+        error, told = waiting.pop(0), told + 1
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            waiting += error.exceptions
+        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if before is not None:
+            waiting.append(before)

@@ -5,22 +5,27 @@ A room brings its engine, its servicers and what has to be closed with them; eve
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, Overloaded, Unavailable
 from dspark.pages import Held
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
-from dspark.runtime.draining import Farewell, emptied
 from dspark.runtime.security import Security
 from dspark.runtime.shell import Servicer, Shell, ShellProcess
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Refusal, RefusalReason
 from dspark.wire import codec
+
+_owners = itertools.count(1)
+_LOOK_S = 0.05  # between looks at what is still held
 
 
 class WorkerEngine(Protocol):
@@ -48,12 +53,52 @@ class WorkerEngine(Protocol):
 
 E = TypeVar("E", bound=WorkerEngine)
 
-_owners = itertools.count(1)
-
 
 def new_owner() -> int:
     """Names a stream among all of this process: what an engine opens belongs to one, and is freed with it."""
     return next(_owners)
+
+
+class Farewell:
+    """Whether a worker is about to leave, and who has to hear of it at once. Begins once and never ends."""
+
+    def __init__(self) -> None:
+        self._until: float | None = None  # monotonic
+        self._listeners: list[Callable[[], None]] = []
+
+    def is_set(self) -> bool:
+        return self._until is not None
+
+    @property
+    def left_ms(self) -> int:
+        """Milliseconds until whatever is still here ends."""
+        return max(int((self._until - time.monotonic()) * 1000), 0) if self._until is not None else 0
+
+    def begin(self, grace_s: float) -> None:
+        """Takes nobody new from now on, and ends the others after `grace_s`."""
+        if self._until is None:
+            self._until = time.monotonic() + grace_s
+            for tell in list(self._listeners):
+                tell()
+
+    def listen(self, tell: Callable[[], None]) -> None:
+        """`tell` is called when it begins, until it leaves; at once if it has begun. From any thread."""
+        self._listeners.append(tell)
+        if self._until is not None:
+            tell()
+
+    def leave(self, tell: Callable[[], None]) -> None:
+        """It is called no more."""
+        self._listeners.remove(tell)
+
+    @contextlib.contextmanager
+    def telling(self, tell: Callable[[], None]) -> Iterator[None]:
+        """Inside, `tell` listens."""
+        self.listen(tell)
+        try:
+            yield
+        finally:
+            self.leave(tell)
 
 
 @dataclass
@@ -206,3 +251,18 @@ def check_worker(role: str, config: Any, bounds: Mapping[str, tuple[float, float
     for key, (least, most) in bounds.items():
         if not least <= getattr(config, key) <= most:
             raise ConfigError(f"{role}.{key}: {getattr(config, key)} is not in {least}..{most}")
+
+
+async def emptied(device: DeviceWorker, held: Callable[[], int], longest_s: float) -> None:
+    """Until nothing is held any more, or for so long.
+
+    The device thread is who looks, after whatever it was asked before: a sequence may have been let in that it has not
+    taken up yet.
+    """
+    with contextlib.suppress(TimeoutError, Unavailable):
+        async with asyncio.timeout(longest_s):
+            while True:
+                with contextlib.suppress(Overloaded):  # so many jobs are something to wait for
+                    if not await device.run(held):
+                        return
+                await asyncio.sleep(_LOOK_S)

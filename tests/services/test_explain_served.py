@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.watching.endings import Endings
-from dspark.cli.explaining import line, shape
 from dspark.cli.main import main
+from dspark.cli.status import line, shape
 from dspark.client import AsyncClient, Client, InvalidRequest, LaneStatus, RoundExplanation
 from dspark.errors import Denied
 from dspark.runtime.identity import write_token

@@ -15,7 +15,7 @@ from coordinator.frontend import process as frontend_process
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
 from dspark.errors import ConfigError
-from dspark.runtime.listeners import check_listeners
+from dspark.runtime.security import check_listeners
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 

@@ -12,8 +12,7 @@ from dspark.runtime import roles
 from dspark.runtime.identity import new_incarnation, read_token, write_token
 from dspark.runtime.listen_config import ListenConfig, PublicConfig
 from dspark.runtime.roles import METHODS, Role
-from dspark.runtime.security import Access, Security
-from dspark.runtime.tokens import ClientTokens, read_client_tokens
+from dspark.runtime.security import Access, ClientTokens, Security, read_client_tokens
 from dspark.wire.v1 import control_pb2, draft_pb2, features_pb2, frontend_pb2, generate_pb2, verify_pb2
 from tests.services.certificates import Authority
 
@@ -200,7 +199,7 @@ def test_a_file_of_clients_that_does_not_read_is_refused_and_not_shown(tmp_path:
 
 
 def test_a_file_of_clients_is_taken_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dspark.runtime.tokens.LOOK_S", 0.0)
+    monkeypatch.setattr("dspark.runtime.security.LOOK_S", 0.0)
     path = tmp_path / "clients"
     path.write_text(f"ours {OURS}")
     tokens = ClientTokens(path)

@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 from dspark.runtime.device_worker import DeviceWorker
-from dspark.runtime.draining import emptied
+from dspark.runtime.worker import emptied
 
 
 async def test_a_sequence_that_was_let_in_but_not_yet_taken_up_is_waited_for() -> None:
