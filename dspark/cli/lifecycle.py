@@ -63,8 +63,6 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
         "autoscale=on|off: whether pools follow the load by themselves, within section `autoscale` of the file.",
     )
     scaling.add_argument("sizes", nargs="*", metavar="POOL=N", help="verify=N, draft=N or autoscale=on|off")
-    scaling.add_argument("--verifiers", type=int, metavar="N", help="the same as verify=N")
-    scaling.add_argument("--drafters", type=int, metavar="N", help="the same as draft=N")
     scaling.set_defaults(run=_scale)
 
 
@@ -167,9 +165,6 @@ def _scale(args: argparse.Namespace) -> int:
     from deploy.awaiting import scale
 
     given, autoscale = read_sizes(args.sizes)
-    for name, flag in (("verify", args.verifiers), ("draft", args.drafters)):
-        if flag is not None:
-            given[name] = flag
     if not given and autoscale is None:
         raise ConfigError("scale: say what to change, as in `dspark scale verify=2 draft=3`")
     verifiers, drafters = scale(given.get("verify"), given.get("draft"), autoscale, say)

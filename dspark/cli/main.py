@@ -12,6 +12,8 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from dspark.cli import (
     bench,
@@ -25,7 +27,6 @@ from dspark.cli import (
     judging,
     lifecycle,
     logs,
-    passed_on,
     serve,
     simulate,
     status,
@@ -37,6 +38,7 @@ from dspark.errors import DsparkError
 
 EPILOG = """exit codes: 0 done, 1 failed, 2 wrong command line, 130 interrupted.
 Commands find the cluster through the state folder; DSPARK_HOME names another folder: one folder, one cluster."""
+_OWN_OPTIONS = {"train": 1, "ray": 1, "serve": 2}  # command -> words of it that are parsed here
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,9 +54,66 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_ShowVersion, help="print the version and end")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     mine = (lifecycle, status, top, logs, doctor, health, discovery)
-    for module in (*mine, chat, generate, bench, serve, simulate, judging, checkpoint, certificates, passed_on):
+    for module in (*mine, chat, generate, bench, serve, simulate, judging, checkpoint, certificates):
         module.add_commands(commands, shared)
+    _add_elsewhere(commands, shared)
     return parser
+
+
+def _add_elsewhere(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """`train`, `ray` and `conformance`, whose work lives elsewhere."""
+    train = commands.add_parser(
+        "train",
+        parents=[shared],
+        add_help=False,
+        help="train a drafter for a target (dspark train --help lists its stages)",
+    )
+    train.set_defaults(run=_train)
+    ray = commands.add_parser(
+        "ray",
+        parents=[shared],
+        help="run one of Ray's own commands against the cluster of this cell",
+        description="dspark ray -- status; dspark ray -- list actors; dspark ray -- logs. Address and token are set. "
+        "What asks Ray's dashboard needs a cell of `dspark up --dashboard`, or a cluster that has one.",
+    )
+    ray.set_defaults(run=_ray)
+    conformance = commands.add_parser(
+        "conformance",
+        parents=[shared],
+        help="check a folder of reference checkpoints and outputs",
+        description="Runs every case found in DIR, prints one line per case file, exits 1 if any failed.",
+    )
+    conformance.add_argument("directory", metavar="DIR", type=Path, help="targets beside drafters")
+    conformance.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+    conformance.set_defaults(run=_conformance)
+
+
+def split(words: list[str]) -> tuple[list[str], list[str]]:
+    """(words parsed here, words of the other program)."""
+    if words[:2] in (["ray", "-h"], ["ray", "--help"]):
+        return words, []
+    kept = _OWN_OPTIONS.get(words[0]) if words else None
+    if kept is None or len(words) <= kept or words[kept - 1].startswith("-"):
+        return words, []
+    return words[:kept], words[kept:]
+
+
+def _train(args: argparse.Namespace) -> int:
+    from dspark.cli.train import run
+
+    return run(args.rest)
+
+
+def _ray(args: argparse.Namespace) -> int:
+    from deploy.ray_environment import run
+
+    return run(args.rest)
+
+
+def _conformance(args: argparse.Namespace) -> int:
+    from dspark.cli.conformance import run
+
+    return int(run(args.directory, args.json))
 
 
 class _ShowVersion(argparse.Action):
@@ -76,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser()
     # What belongs to another program is not parsed here: its options are its own.
-    words, rest = passed_on.split(words)
+    words, rest = split(words)
     args = argparse.Namespace(debug=False)
     try:
         args = parser.parse_args(words)

@@ -177,10 +177,10 @@ def test_each_pool_is_scaled_by_itself_and_no_stream_notices(cluster: Client) ->
     with ThreadPoolExecutor(len(asked)) as pool:
         running = [pool.submit(stream, number) for number in range(len(asked))]
         try:
-            assert dspark("scale", "--drafters", "2").stdout == "1 verifiers, 2 drafters\n"
+            assert dspark("scale", "draft=2").stdout == "1 verifiers, 2 drafters\n"
             assert {"draft/0", "draft/1", "verify/0"} < set(_processes())
-            assert dspark("scale", "--drafters", "0").stdout == "1 verifiers, 0 drafters\n"
-            assert dspark("scale", "--drafters", "1").stdout == "1 verifiers, 1 drafters\n"
+            assert dspark("scale", "draft=0").stdout == "1 verifiers, 0 drafters\n"
+            assert dspark("scale", "draft=1").stdout == "1 verifiers, 1 drafters\n"
             assert "draft/1" not in _processes()
         finally:
             over.set()

@@ -14,8 +14,7 @@ import pytest
 
 from dspark import shipped
 from dspark.cli import lifecycle
-from dspark.cli.main import build_parser, main
-from dspark.cli.passed_on import split
+from dspark.cli.main import build_parser, main, split
 from dspark.cli.status import as_json
 from dspark.client import Cell, CellStatus, LaneStatus, MeasuredCost, NoCell, ProcessStatus, find_cell
 from dspark.client.cell import cell_file, is_alive, write_cell
@@ -85,7 +84,7 @@ def test_without_a_cluster_one_sentence_says_so(words: list[str], capsys: pytest
 def test_scale_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scale"]) == 1
     assert "dspark scale verify=2 draft=3" in capsys.readouterr().err
-    assert main(["scale", "--verifiers", "0"]) == 1
+    assert main(["scale", "verify=0"]) == 1
     assert "at least one verifier" in capsys.readouterr().err
 
 
