@@ -25,10 +25,8 @@ FRAME = 5  # bytes gRPC puts before each message
 class GrpcEndpoint:
     """Belongs to the event loop it is made on."""
 
-    def __init__(
-        self, endpoint: str, options: Sampling, *, token: str | None = None, tls: Tls | None = None, name: str = ""
-    ) -> None:
-        self.name = name or f"dspark {options.policy}".strip()
+    def __init__(self, endpoint: str, options: Sampling, *, token: str | None = None, tls: Tls | None = None) -> None:
+        self.name = f"dspark {options.policy}".strip()
         self._endpoint = endpoint
         self._token, self._tls = token, tls
         self._options = options

@@ -60,20 +60,14 @@ class TargetTaps:
         self._handles.clear()
         self._seen.clear()
 
-    def collect(self, rows: Tensor | None = None) -> Tensor:
-        """Features of the last pass, [..., T, m*H], and forget them.
-
-        `rows` (int64 [R]) keeps those positions of the T axis only, before anything is
-        concatenated: a packed pass rarely wants all of them.
-        """
+    def collect(self) -> Tensor:
+        """Features of the last pass, [..., T, m*H], and forget them."""
         missing = [i for i in self.layer_ids if i not in self._seen]
         if missing:
             raise RuntimeError(f"no forward pass has reached tapped layers {missing}")
         # Several streams of one token (DeepSeek-V4's hyper-connections) are told as their mean.
         taps = [tap.mean(-2) if tap.dim() > 3 else tap for tap in (self._seen[i] for i in self.layer_ids)]
         self._seen.clear()
-        if rows is not None:
-            taps = [tap.index_select(-2, rows) for tap in taps]
         return torch.cat(taps, dim=-1)
 
     def __enter__(self) -> TargetTaps:

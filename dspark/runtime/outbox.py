@@ -24,9 +24,9 @@ MAX_EVENTS = 4096  # that wait for the peer to read
 class Outbox(Generic[E]):
     """Lives on the event loop."""
 
-    def __init__(self, metrics: Metrics, most: int = MAX_EVENTS) -> None:
-        self._metrics, self._most = metrics, most
-        self._events: asyncio.Queue[E | None] = asyncio.Queue(most)
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._events: asyncio.Queue[E | None] = asyncio.Queue(MAX_EVENTS)
         self._overrun = False
 
     def put(self, event: E) -> None:
@@ -49,7 +49,7 @@ class Outbox(Generic[E]):
             self._events.put_nowait(event)
         except asyncio.QueueFull:
             if not self._overrun:
-                log.warning("stream.not_read", events=self._most)
+                log.warning("stream.not_read", events=MAX_EVENTS)
             self._metrics.dropped.labels(kind="event", reason="not_read").inc()
             self._overrun = True
             # Makes room for the end, which the writer meets once it moves again.

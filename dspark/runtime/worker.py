@@ -21,7 +21,7 @@ from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.security import Security
 from dspark.runtime.shell import Servicer, Shell, ShellProcess
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Refusal, RefusalReason
+from dspark.types import RefusalReason
 from dspark.wire import codec
 
 _owners = itertools.count(1)
@@ -164,10 +164,9 @@ class Worker(Generic[E]):
         held = self.engine.held
         self.metrics.note_load(held.sequences, held.pages_held, held.pages_total)
 
-    def refused(self, reason: RefusalReason, message: str = "") -> Refusal:
-        """The refusal, counted."""
+    def refused(self, reason: RefusalReason) -> None:
+        """Counts a refusal."""
         self.metrics.refusals.labels(reason=reason.name.lower()).inc()
-        return Refusal(reason, message)
 
 
 class Services(NamedTuple):

@@ -23,8 +23,8 @@ _UNSUPERVISED = "<|channel>thought\n<channel|>"
 class Chat:
     """A target's tokenizer and template; either may be missing."""
 
-    def __init__(self, target: str | Path, *, revision: str | None = None) -> None:
-        folder = locate(target, revision=revision)
+    def __init__(self, target: str | Path) -> None:
+        folder = locate(target)
         self.tokenizer: Any = None
         if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")):
             from transformers import AutoTokenizer

@@ -202,8 +202,8 @@ def _confidences(temperature: str, datasets: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def thrift(points: Sequence[Mapping[str, float]], most_lost: float = 0.05) -> dict[str, float] | None:
-    """The threshold that saves most verified tokens per committed one at a loss of tau within `most_lost`."""
+def thrift(points: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
+    """The threshold that saves most verified tokens per committed one at a loss of at most 5 % of tau."""
     if not points:
         return None
     full = points[0]
@@ -215,7 +215,7 @@ def thrift(points: Sequence[Mapping[str, float]], most_lost: float = 0.05) -> di
         }
         for point in points
     ]
-    return max((offer for offer in offers if offer["lost"] <= most_lost), key=lambda offer: offer["saved"])
+    return max((offer for offer in offers if offer["lost"] <= 0.05), key=lambda offer: offer["saved"])
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -38,16 +38,6 @@ def test_the_last_layer_is_tapped_before_the_final_norm() -> None:
 
 
 @torch.inference_mode()
-def test_chosen_rows_only() -> None:
-    model = load_target(TARGET).model
-    with TargetTaps(model, (1, 3)) as taps:
-        model(input_ids=IDS)
-        whole = taps.collect()
-        model(input_ids=IDS)
-        assert torch.equal(taps.collect(torch.tensor([4, 1])), whole[:, [4, 1]])
-
-
-@torch.inference_mode()
 def test_features_are_handed_out_once_and_never_after_detaching() -> None:
     model = load_target(TARGET).model
     taps = TargetTaps(model, (1,)).attach().attach()
