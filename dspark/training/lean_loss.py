@@ -231,7 +231,7 @@ def _terms(
         said = law.sum(dim=-1)
         ce, wanted = said * normaliser - torch.linalg.vecdot(law, logits), law * hard.unsqueeze(-1)
     else:
-        said, index = 1.0, labels.unsqueeze(-1)
+        said, index = torch.ones_like(normaliser), labels.unsqueeze(-1)
         ce = normaliser - logits.gather(-1, index).squeeze(-1)
     gap = law.neg_().add_(drafted)
     l1 = torch.linalg.vector_norm(gap, ord=1, dim=-1)
