@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dspark.rounds.control import Admission, PassReport, Refused, Timing
 from dspark.rounds.events import Drawn, PassEnded, PassFailed, Report, RoundReport, RunPass, Told
 from dspark.rounds.loop import RoundLoop
+from dspark.rounds.spans import RoundSpans
 from dspark.runtime.telemetry import Metrics
 from dspark.types import NO_Q, Cursor, Refusal, ScoredToken, Verdict
 from verify_service.drafters import Drafters, OutstandingOrder
@@ -82,7 +83,7 @@ class RoundPasses:
         self._metrics = metrics
         self._ran: dict[int, _Ran] = {}  # those that ended last, by number
         self._refused: list[Refused] = []
-        self._reported: dict[int, float] = {}  # when the last report of a cohort was due
+        self._spans = RoundSpans()
 
     def begin(self, run: RunPass) -> Running:
         """Everything but the computing. Raises what the engine raises."""
@@ -164,11 +165,11 @@ class RoundPasses:
     def _timing(self, ran: _Ran) -> Timing:
         cohort, orders = ran.running.cohort, ran.running.orders
         forward_s = ran.judged.forward_ns * 1e-9
-        before = self._reported.get(cohort, ran.ended - forward_s)
-        self._reported[cohort] = ran.ended
+        whose = (item.cursor.sequence for item in ran.running.items if item is not None)
+        round_s = self._spans.ended(cohort, whose, ran.ended, forward_s)
         waited = max(each.came for each in orders) - min(each.sent for each in orders) if orders else 0.0
         draft_s = max((each.draft_s for each in orders), default=0.0)
-        return Timing(forward_s, ran.ended - before, draft_s, max(waited, 0.0))
+        return Timing(forward_s, round_s, draft_s, max(waited, 0.0))
 
     def _logprobs(self, ran: _Ran, rounds: Sequence[RoundReport]) -> Sequence[Sequence[ScoredToken]]:
         told = [ran.verdicts[each.sequence].logprobs[: len(each.tokens)] for each in rounds]

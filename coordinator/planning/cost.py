@@ -16,7 +16,7 @@ from dspark.rounds.survival import Floats
 
 DraftSeconds = Callable[[float, int], float]  # (sequences, slots) -> seconds of a pass
 WEIGHT = 0.05  # of one round, once there were as many as it takes to outweigh it
-OUTLIER = 3.0  # a single measurement counts as at most so many times what is expected
+OUTLIER = 1.5  # a single measurement counts as at most so many times what is expected
 LEAST_S = 1e-7
 
 

@@ -3,8 +3,8 @@
 Algorithm 1 over what recent blocks promised: their slots in descending order of what the verifier will compare, taken
 as long as expected tokens per second grow, for every length of blocks, for one cohort and for two. Where it stops is
 the price. Drafting nothing is always among the candidates: a draft is paid before any slot of it is judged, so nobody
-who looks at drafted slots could find that drafts do not pay. What is not drafted says nothing of itself, so by a keyed
-hash some rounds draft nevertheless, and some draft whole blocks.
+who looks at drafted slots could find that drafts do not pay. What is not done says nothing of itself, so by a keyed
+hash some rounds draft nevertheless or go without, and some draft whole blocks.
 
 Invariant 2, no peeking: everything in a plan is older than any block that it meets. So steps may be measured stairs and
 all sizes may be searched.
@@ -28,6 +28,7 @@ WINDOW = 192  # blocks that stand for those to come; a round of more counts whol
 WARM_UP = 32  # blocks before there is an opinion on whether drafts pay
 STAYS = 1.01  # by which another plan has to be better than the one in force
 EXPLORE = 0.005  # share of tokens that trying something may cost, by what is known
+PLAINLY = 0.3  # of that, trying to go without drafts: what plain rounds take changes rarely
 MOST_EXPLORED = 0.25  # of plans
 CURVE_POINTS = 40  # of the expected rate by slots verified, at most
 
@@ -189,8 +190,9 @@ class Planner:
         drawn = self._drawn(lane.sequences[0])
         if self._blocks < WARM_UP or drawn < self._share(whole):
             return self._plan(lane, whole)
-        if chosen.slots == 0 and drawn > 1.0 - self._share(likely):
-            return self._plan(lane, likely)
+        other, share = (likely, self._share(likely)) if not chosen.slots else (plain, PLAINLY * self._share(plain))
+        if other.rate and drawn > 1.0 - share:
+            return self._plan(lane, other)
         return self._plan(lane, chosen)
 
     @property

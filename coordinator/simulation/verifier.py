@@ -44,6 +44,7 @@ from dspark.rounds.events import (
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.orders import Waits
 from dspark.rounds.plan import Plan
+from dspark.rounds.spans import RoundSpans
 
 RIDING = 512  # prompt tokens of one pass, as `verify.step_prefill_tokens`
 IDLE_S = 0.02  # without a pass, after which prompts run by themselves
@@ -62,7 +63,6 @@ class _SimulatedPrompt:
 class _Cohort:
     """What a round of one has taken so far."""
 
-    reported_at: float | None = None
     ordered_at: float | None = None
     block_at: float = 0.0
     draft_s: float = 0.0
@@ -89,6 +89,7 @@ class SimulatedVerifier(SimulatedWorker):
         self._numbered: dict[int, SimulatedDrafter] = {}
         self._line: deque[_SimulatedPrompt] = deque()
         self._blocks: dict[tuple[int, int], Sequence[int]] = {}  # the newest of each sequence
+        self._spans = RoundSpans()
         self._cohorts = (_Cohort(), _Cohort())
         self._passes: dict[int, tuple[float, int, int, float]] = {}  # seconds, tokens, of prompts, context
         self._prompts: dict[tuple[int, int], float] = {}  # seconds of those that are being told of
@@ -381,12 +382,14 @@ class SimulatedVerifier(SimulatedWorker):
             seconds = self._prompts[first.sequence, first.epoch]
             self._news.append(PassReport(report, started=Started(seconds)))
             return
-        now, cohort = self.world.loop.time(), self._cohorts[self._rounds.plan.cohort(first.sequence)]
+        number = self._rounds.plan.cohort(first.sequence)
+        cohort = self._cohorts[number]
         seconds, tokens, ridden, context = self._passes.pop(report.number)
         waited = max(cohort.block_at - cohort.ordered_at, 0.0) if cohort.ordered_at is not None else 0.0
-        since = cohort.reported_at if cohort.reported_at is not None else now
-        timing = Timing(seconds, now - since, cohort.draft_s, waited)
-        cohort.reported_at, cohort.ordered_at, cohort.draft_s = now, None, 0.0
+        whose = (each.sequence for each in report.rounds)
+        round_s = self._spans.ended(number, whose, self.world.loop.time(), seconds)
+        timing = Timing(seconds, round_s, cohort.draft_s, waited)
+        cohort.ordered_at, cohort.draft_s = None, 0.0
         self._news.append(PassReport(report, timing, context, tokens, ridden, pages_free=self.pages.left))
 
     def _free(self, key: tuple[int, int]) -> None:

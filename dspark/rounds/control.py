@@ -61,7 +61,7 @@ class Timing(NamedTuple):
     """Of one pass, in seconds by the verifier's clock."""
 
     forward_s: float = 0.0  # device time of the pass, rule included
-    round_s: float = 0.0  # since the last report of this cohort, or since it began
+    round_s: float = 0.0  # see `RoundSpans`
     draft_s: float = 0.0  # device time of the drafters' passes, the longest of them
     waited_s: float = 0.0  # from the first order of the cohort to its last block
 

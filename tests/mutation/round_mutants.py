@@ -297,6 +297,12 @@ MUTANTS: list[Mutant] = [
             (f"{P}plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear",),
         ),
         (
+            "a lane that drafts never goes without",
+            "PLAINLY * self._share(plain)",
+            "0.0 * PLAINLY * self._share(plain)",
+            (f"{P}plain_rounds_are_tried_too_where_they_were_thought_too_dear",),
+        ),
+        (
             "passes with prompts are learned from",
             "if not done.prefill_tokens and width == 0 and alone:",
             "if width == 0 and alone:",
@@ -319,6 +325,15 @@ MUTANTS: list[Mutant] = [
             "np.maximum(np.maximum(2.0 * step, 2.0 * draft), alone)",
             "2.0 * step",
             (f"{P}what_two_cohorts_take_is_the_longest_of_what_must_follow_each_other",),
+        ),
+    ),
+    *in_file(
+        "dspark/rounds/spans.py",
+        (
+            "what a cohort stood still is part of a round",
+            "if own.isdisjoint(others)",
+            "if not others",
+            ("tests/unit/rounds/test_round_spans.py::test_what_a_cohort_stood_still_is_no_part_of_a_round",),
         ),
     ),
     *in_file(

@@ -72,11 +72,13 @@ def planned(
     announced: Costs | None = None,
     bent: Callable[[Floats], Floats] = lambda confidence: confidence,
     lag: int = 1,
+    stalls: int = 0,
 ) -> tuple[float, Planner, list[int]]:
     """(tokens per second after a warm-up, the planner, slots of its plans).
 
     announced: costs as they were measured, if they have changed since. bent: what the drafter says its chances are.
-    lag: finished rounds that a plan does not know yet. cohorts: at most so many.
+    lag: finished rounds that a plan does not know yet. cohorts: at most so many. stalls: every so many rounds one is
+    said to have taken ten times as long.
     """
     rng = np.random.default_rng(seed)
     base = announced or costs
@@ -110,7 +112,7 @@ def planned(
                 load,
                 0,
                 costs.verify_s(load),
-                took,
+                took * (10.0 if stalls and number % stalls == stalls - 1 else 1.0),
                 costs.draft_s(streams, slots) if slots else 0.0,
                 alone=plan.cohorts == 1,
             )
