@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -16,15 +15,9 @@ import pytest_asyncio
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig
-from coordinator.process import CoordinatorProcess
-from draft_service import process as draft_process
-from draft_service.config import DraftConfig
-from dspark.runtime.channel import auth_metadata, open_channel
+from dspark.runtime.channel import auth_metadata
 from dspark.wire.v1 import control_pb2, control_pb2_grpc, generate_pb2, generate_pb2_grpc
-from verify_service import process as verify_process
-from verify_service.config import VerifyConfig
+from tests.services.cell import Cell
 
 pytestmark = pytest.mark.services
 
@@ -36,55 +29,6 @@ class Answer:
     tokens: list[int]
     complete: generate_pb2.GenerateComplete
     chunks: int
-
-
-class Cell:
-    """Processes that are stopped at the end, and a client."""
-
-    def __init__(self, target: Path, drafter: Path) -> None:
-        self._target, self._drafter = str(target), str(drafter)
-        self._processes: list[Any] = []
-        self._channels: list[grpc.aio.Channel] = []
-        self._numbers = itertools.count()
-
-    async def verifier(self, **settings: Any) -> Any:
-        given = {"target": self._target, "drafter": self._drafter, "measure_cost": False, **settings}
-        return self._kept(await verify_process.start(VerifyConfig(**given), name=f"verify/{next(self._numbers)}"))
-
-    async def drafter(self, folder: Path | None = None, **settings: Any) -> Any:
-        given = {"drafter": str(folder or self._drafter), "measure_cost": False, **settings}
-        return self._kept(await draft_process.start(DraftConfig(**given), name=f"draft/{next(self._numbers)}"))
-
-    async def coordinator(self, verifiers: Sequence[Any] = (), drafters: Sequence[Any] = (), **settings: Any) -> Any:
-        config = CoordinatorConfig(
-            verify=tuple(each.endpoint for each in verifiers),
-            draft=tuple(each.endpoint for each in drafters),
-            **{"warm_up_s": 0.0, **settings},
-        )
-        return self._kept(await coordinator_process.start(config))
-
-    async def whole(self, **settings: Any) -> CoordinatorProcess:
-        return await self.coordinator([await self.verifier()], [await self.drafter()], **settings)
-
-    def stub(self, process: CoordinatorProcess) -> Any:
-        return generate_pb2_grpc.GenerationStub(self.channel(process))
-
-    def control(self, process: CoordinatorProcess) -> Any:
-        return control_pb2_grpc.ControlStub(self.channel(process))
-
-    def channel(self, process: CoordinatorProcess) -> grpc.aio.Channel:
-        self._channels.append(open_channel(process.endpoint))
-        return self._channels[-1]
-
-    async def close(self) -> None:
-        for channel in self._channels:
-            await channel.close()
-        for process in reversed(self._processes):
-            await process.stop(0.2)
-
-    def _kept(self, process: Any) -> Any:
-        self._processes.append(process)
-        return process
 
 
 @pytest_asyncio.fixture
@@ -109,6 +53,14 @@ def plain(golden_target: Path) -> Any:
         return ids[len(prompt) :]
 
     return decode
+
+
+def stub_of(cell: Cell, process: Any) -> Any:
+    return generate_pb2_grpc.GenerationStub(cell.client(process)._channel)
+
+
+def control_of(cell: Cell, process: Any) -> Any:
+    return control_pb2_grpc.ControlStub(cell.client(process)._channel)
 
 
 def request(prompt: Sequence[int], tokens: int = 24, policy: str = "", **params: Any) -> generate_pb2.GenerateRequest:
@@ -144,7 +96,7 @@ async def test_the_target_s_own_stop_token_ends_the_answer(cell: Cell, plain: An
     coordinator = await cell.whole()
     whole = plain(PROMPTS[0], 24)
     message = request(PROMPTS[0], stop_token_ids=[whole[7]])
-    each = await answer(cell.stub(coordinator), message)
+    each = await answer(stub_of(cell, coordinator), message)
     assert each.tokens == whole[: whole.index(whole[7]) + 1]
     assert each.complete.finish_reason == generate_pb2.FINISH_REASON_STOP
     assert each.complete.matched_token_id == whole[7]
@@ -153,8 +105,8 @@ async def test_the_target_s_own_stop_token_ends_the_answer(cell: Cell, plain: An
 async def test_a_drafter_that_leaves_and_one_that_comes_change_no_id(cell: Cell, plain: Any) -> None:
     verifier, drafter = await cell.verifier(), await cell.drafter()
     coordinator = await cell.coordinator([verifier], [drafter])
-    control = cell.control(coordinator)
-    running = asyncio.ensure_future(answer(cell.stub(coordinator), request(PROMPTS[0], 300, "fixed:7")))
+    control = control_of(cell, coordinator)
+    running = asyncio.ensure_future(answer(stub_of(cell, coordinator), request(PROMPTS[0], 300, "fixed:7")))
     await until(lambda: coordinator.metrics.value("rounds_total") > 5)
     await drafter.stop(0.0)
     await until(lambda: coordinator.metrics.value("empty_blocks_total", reason="no_drafter") > 3)
@@ -190,7 +142,7 @@ async def test_a_drafter_of_another_projection_is_refused_and_status_says_why(
 ) -> None:
     other = with_another_projection(golden_drafter, tmp_path / "other")
     coordinator = await cell.coordinator([await cell.verifier()], [await cell.drafter(other)])
-    status = await cell.control(coordinator).GetStatus(control_pb2.GetStatusRequest(), timeout=5)
+    status = await control_of(cell, coordinator).GetStatus(control_pb2.GetStatusRequest(), timeout=5)
     refused = next(each for each in status.processes if each.role == control_pb2.ROLE_DRAFT)
     assert refused.state == "connecting"
     assert "both must load the same drafter" in refused.detail
@@ -199,8 +151,8 @@ async def test_a_drafter_of_another_projection_is_refused_and_status_says_why(
 
 async def test_status_shows_the_whole_cell(cell: Cell) -> None:
     coordinator = await cell.whole()
-    await answer(cell.stub(coordinator), request(PROMPTS[0], policy="fixed:2"))
-    status = await cell.control(coordinator).GetStatus(control_pb2.GetStatusRequest(), timeout=5)
+    await answer(stub_of(cell, coordinator), request(PROMPTS[0], policy="fixed:2"))
+    status = await control_of(cell, coordinator).GetStatus(control_pb2.GetStatusRequest(), timeout=5)
     assert [(each.name, each.state) for each in status.processes] == [
         ("coordinator/0", "serving"),
         ("verify/0", "serving"),
@@ -210,7 +162,7 @@ async def test_status_shows_the_whole_cell(cell: Cell) -> None:
     assert (lane.verifier, list(lane.drafters), lane.policy) == ("verify/0", ["draft/0"], "adaptive")
     assert lane.rounds > 0
     assert lane.mean_acceptance_length >= 1
-    info = await cell.stub(coordinator).GetModelInfo(generate_pb2.GetModelInfoRequest(), timeout=5)
+    info = await stub_of(cell, coordinator).GetModelInfo(generate_pb2.GetModelInfoRequest(), timeout=5)
     assert (info.vocab_size, info.context_length, info.block_size, info.has_tokenizer) == (128, 512, 7, False)
     assert list(info.stop_token_ids) == [1]
 
@@ -220,20 +172,20 @@ async def test_announcing_needs_the_workers_token(cell: Cell, tmp_path: Path) ->
     secret.write_text("a-long-enough-secret")
     verifier = await cell.verifier(token_file=str(secret))
     coordinator = await cell.coordinator([verifier], token_file=str(secret))
-    control = cell.control(coordinator)
+    control = control_of(cell, coordinator)
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await control.Announce(control_pb2.AnnounceRequest(), timeout=5)
     assert failed.value.code() is grpc.StatusCode.UNAUTHENTICATED
     allowed = auth_metadata("a-long-enough-secret")
     status = await control.GetStatus(control_pb2.GetStatusRequest(), timeout=5, metadata=allowed)
     assert [each.state for each in status.processes] == ["serving", "serving"]
-    assert len((await answer(cell.stub(coordinator), request((5, 6)))).tokens) == 24  # clients need none
+    assert len((await answer(stub_of(cell, coordinator), request((5, 6)))).tokens) == 24  # clients need none
 
 
 async def test_draining_flips_health_first_and_lets_streams_finish(cell: Cell, plain: Any) -> None:
     coordinator = await cell.whole()
-    stub = cell.stub(coordinator)
-    health = health_pb2_grpc.HealthStub(cell.channel(coordinator))
+    stub = stub_of(cell, coordinator)
+    health = health_pb2_grpc.HealthStub(cell.client(coordinator)._channel)
     asked = health_pb2.HealthCheckRequest(service="dspark.wire.v1.Generation")
     assert (await health.Check(asked, timeout=5)).status == health_pb2.HealthCheckResponse.SERVING
     running = asyncio.ensure_future(answer(stub, request(PROMPTS[0], 200)))
@@ -254,7 +206,7 @@ async def test_who_asks_again_while_it_drains_is_refused_in_words(cell: Cell) ->
     answers: list[Answer] = []
 
     async def ask() -> tuple[grpc.StatusCode, str]:
-        stub = cell.stub(coordinator)
+        stub = stub_of(cell, coordinator)
         try:
             while True:
                 answers.append(await answer(stub, request(PROMPTS[0], 40)))

@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import torch
-from workers import drafter, until
+from workers import until
 
 from coordinator.workers.worker import Address, WorkerRole
 from dspark.client import AsyncClient
 from dspark.model.checkpoint import load_target
 from tests.architectures import deepseek_v4
 from tests.architectures.serving import prompt
-from tests.services.test_verifier_lost import Pool
+from tests.services.cell import Cell
+from tests.services.test_verifier_lost import lose
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
@@ -27,30 +28,31 @@ PROMPTS, ANSWER = 40, 24
 
 
 @pytest_asyncio.fixture
-async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
+async def cell(tmp_path: Path) -> AsyncIterator[Cell]:
     deepseek_v4.write(tmp_path / "model")
-    pool = Pool(tmp_path / "model", tmp_path / "model")
-    yield pool
-    await pool.close()
+    cell = Cell(tmp_path / "model", tmp_path / "model")
+    yield cell
+    await cell.close()
 
 
-async def test_forty_answers_survive_a_lost_verifier_and_a_lost_drafter(pool: Pool, tmp_path: Path) -> None:
+async def test_forty_answers_survive_a_lost_verifier_and_a_lost_drafter(cell: Cell, tmp_path: Path) -> None:
     prompts = [prompt(3 + 2 * number, number) for number in range(PROMPTS)]
     model = load_target(tmp_path / "model").model
     wanted = []
     for ids in prompts:
         out = model.generate(torch.tensor([ids]), max_new_tokens=ANSWER, do_sample=False)
         wanted.append(out[0, len(ids) :].tolist())
-    await pool.start(2)
-    metrics = pool.coordinator.metrics
+    coordinator = await cell.whole(verifiers=2)
+    metrics = coordinator.metrics
     options = {"max_tokens": ANSWER, "temperature": 0.0, "ignore_eos": True, "policy": "fixed:5", "timeout": 300.0}
-    async with drafter(tmp_path / "model") as second, AsyncClient(pool.coordinator.endpoint) as client:
+    async with AsyncClient(coordinator.endpoint) as client:
         asked = [asyncio.ensure_future(client.complete(ids, **options)) for ids in prompts]
         await until(lambda: metrics.value("spec_decode_num_accepted_tokens_total") >= 1, 120.0)
-        await pool.lose()
+        await lose(cell)
         await until(lambda: metrics.value("generation_tokens_total") >= PROMPTS * ANSWER // 3, 240.0)
-        await pool._others[0].stop(0.0)
-        there = [Address(WorkerRole.VERIFY, each.endpoint, 0, f"verify/{n}") for n, each in enumerate(pool.verifiers)]
-        await pool.coordinator.membership.announce([*there, Address(WorkerRole.DRAFT, second.endpoint, 0, "draft/9")])
+        second = await cell.drafter()
+        await cell.drafters[0].stop(0.0)
+        there = [Address(WorkerRole.VERIFY, each.endpoint, 0, f"verify/{n}") for n, each in enumerate(cell.verifiers)]
+        await coordinator.membership.announce([*there, Address(WorkerRole.DRAFT, second.endpoint, 0, "draft/9")])
         answers = [list(completion.token_ids) for completion in await asyncio.gather(*asked)]
     assert answers == wanted

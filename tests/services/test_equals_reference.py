@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import defaultdict
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import torch
-from workers import drafter, verifier
 
-from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig
 from dspark.client import AsyncClient
 from dspark.decoding.reference import RecordedRound, Target, replay
 from dspark.model.checkpoint import load_target
-from dspark.types import Rule, SamplingParams, Verdict
+from dspark.types import Rule, SamplingParams
+from tests.services.cell import Cell, Recorded
 
 pytestmark = pytest.mark.services
 
@@ -32,53 +30,19 @@ POLICIES = ("adaptive", "fixed:3", "threshold:0.4", "off")
 
 
 @dataclass
-class Cell:
-    """A running cell and the rounds its verifier judged, by the seed of the request."""
+class Running:
+    """A running cell and the rounds its verifier judged, by (seed, choice) of the request."""
 
     endpoint: str
-    coordinator: Any
-    rounds: dict[int, list[RecordedRound]] = field(default_factory=lambda: defaultdict(list))
+    rounds: dict[tuple[int, int], list[RecordedRound]]
 
 
-def _record(cell: Cell, engine: Any) -> None:
-    """Keeps every judged item of `engine`; changes nothing."""
-    begin, end = engine.begin, engine.end
-    under_way: dict[int, list[tuple[Any, int]]] = {}  # by step: items, and the seeds of their laws
-
-    def begun(items: Any) -> Any:
-        step = begin(items)
-        states = engine._holdings.states
-        under_way[id(step)] = [(item, states[item.cursor.sequence].law.seed) for item in items]
-        return step
-
-    def ended(step: Any) -> Any:
-        judged = end(step)
-        for (item, seed), outcome in zip(under_way.pop(id(step), ()), judged.outcomes, strict=True):
-            assert isinstance(outcome, Verdict), outcome
-            made = RecordedRound(
-                item.cursor.anchor_position,
-                item.draft_ids,
-                item.q,
-                len(item.draft_ids),
-                outcome.accepted,
-                outcome.next_token,
-                item.cursor.epoch,
-            )
-            cell.rounds[seed].append(made)
-        return judged
-
-    engine.begin, engine.end = begun, ended
-
-
-@pytest.fixture
-async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Cell]:
-    async with verifier(golden_target, golden_drafter) as v, drafter(golden_drafter) as d:
-        config = CoordinatorConfig(verify=(v.endpoint,), draft=(d.endpoint,))
-        coordinator = await coordinator_process.start(config)
-        cell = Cell(coordinator.endpoint, coordinator)
-        _record(cell, v.engine)
-        yield cell
-        await coordinator.stop(1.0)
+@pytest_asyncio.fixture
+async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Running]:
+    made = Cell(golden_target, golden_drafter)
+    coordinator = await made.whole()
+    yield Running(coordinator.endpoint, Recorded(made.verifiers[0].engine).rounds)
+    await made.close()
 
 
 def _plain_target(path: Path) -> Target:
@@ -112,7 +76,7 @@ def _prompts(count: int) -> list[list[int]]:
     ],
 )
 async def test_recorded_choices_replayed_by_the_reference_loop_give_the_same_tokens(
-    cell: Cell, golden_target: Path, law: dict[str, Any], rule: Rule
+    cell: Running, golden_target: Path, law: dict[str, Any], rule: Rule
 ) -> None:
     law = {**law, "rule": rule.name.lower()}
     prompts, target = _prompts(8), _plain_target(golden_target)
@@ -131,11 +95,13 @@ async def test_recorded_choices_replayed_by_the_reference_loop_give_the_same_tok
         as_sent = {key: float(torch.tensor(v).item()) if isinstance(v, float) else v for key, v in law.items()}
         as_sent["rule"] = rule
         key = SamplingParams(**as_sent, seed=1000 + index)
-        rounds = cell.rounds[1000 + index]
+        rounds = cell.rounds[1000 + index, 0]
         assert tuple(answer) == replay(prompt, target, rounds, key, max_tokens=24, epoch=rounds[0].epoch)
 
 
-async def test_greedy_answers_equal_plain_greedy_decoding_whatever_the_policy(cell: Cell, golden_target: Path) -> None:
+async def test_greedy_answers_equal_plain_greedy_decoding_whatever_the_policy(
+    cell: Running, golden_target: Path
+) -> None:
     prompts, target = _prompts(8), _plain_target(golden_target)
     client = AsyncClient(cell.endpoint)
     answers = await asyncio.gather(
@@ -153,7 +119,9 @@ async def test_greedy_answers_equal_plain_greedy_decoding_whatever_the_policy(ce
 
 
 @pytest.mark.parametrize("law", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}], ids=str)
-async def test_seeded_answers_are_those_of_plain_decoding_whatever_the_policy(cell: Cell, law: dict[str, Any]) -> None:
+async def test_seeded_answers_are_those_of_plain_decoding_whatever_the_policy(
+    cell: Running, law: dict[str, Any]
+) -> None:
     prompts = _prompts(6)
     client = AsyncClient(cell.endpoint)
     answers = [
@@ -173,18 +141,14 @@ async def test_seeded_answers_are_those_of_plain_decoding_whatever_the_policy(ce
 async def test_rows_in_float8_change_no_greedy_answer_and_still_serve_the_drafter(
     golden_target: Path, golden_drafter: Path
 ) -> None:
-    async with (
-        verifier(golden_target, golden_drafter, feature_dtype="float8_e4m3") as v,
-        drafter(golden_drafter) as d,
-    ):
-        coordinator = await coordinator_process.start(CoordinatorConfig(verify=(v.endpoint,), draft=(d.endpoint,)))
-        client, target = AsyncClient(coordinator.endpoint), _plain_target(golden_target)
-        prompt = _prompts(1)[0]
-        completion = await client.complete(
-            prompt, timeout=60.0, ignore_eos=True, max_tokens=40, temperature=0.0, policy="fixed:7"
-        )
-        await client.close()
-        await coordinator.stop(1.0)
+    made, target, prompt = Cell(golden_target, golden_drafter), _plain_target(golden_target), _prompts(1)[0]
+    await made.verifier(feature_dtype="float8_e4m3")
+    await made.drafter()
+    client = made.client(await made.coordinator())
+    completion = await client.complete(
+        prompt, timeout=60.0, ignore_eos=True, max_tokens=40, temperature=0.0, policy="fixed:7"
+    )
+    await made.close()
     tokens = list(prompt)
     for _ in range(40):
         tokens.append(int(target(tokens, 1)[0].argmax()))
@@ -192,7 +156,7 @@ async def test_rows_in_float8_change_no_greedy_answer_and_still_serve_the_drafte
     assert completion.end.speculation.draft_tokens > 0
 
 
-async def test_the_rule_in_force_is_reported(cell: Cell) -> None:
+async def test_the_rule_in_force_is_reported(cell: Running) -> None:
     client = AsyncClient(cell.endpoint)
     assert (await client.model_info()).rule == "block"
     for asked, reported in (

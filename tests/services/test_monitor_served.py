@@ -11,30 +11,19 @@ import pytest
 import pytest_asyncio
 from torch import Tensor
 
-from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig
 from coordinator.process import CoordinatorProcess
-from draft_service import process as draft_process
-from draft_service.config import DraftConfig
 from dspark.client import AsyncClient, Completion
 from dspark.decoding import drafting
-from verify_service import process as verify_process
-from verify_service.config import VerifyConfig
+from tests.services.cell import Cell
 
 pytestmark = pytest.mark.services
 
 
 @pytest_asyncio.fixture
 async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[CoordinatorProcess]:
-    target, drafter = str(golden_target), str(golden_drafter)
-    verifier = await verify_process.start(VerifyConfig(target=target, drafter=drafter, measure_cost=False))
-    draft = await draft_process.start(DraftConfig(drafter=drafter, measure_cost=False))
-    workers = {"verify": (verifier.endpoint,), "draft": (draft.endpoint,)}
-    config = CoordinatorConfig(**workers, policy="fixed:7", metrics_port=None, warm_up_s=0.0)
-    coordinator = await coordinator_process.start(config)
-    yield coordinator
-    for process in (coordinator, draft, verifier):
-        await process.stop(0.2)
+    made = Cell(golden_target, golden_drafter)
+    yield await made.whole(policy="fixed:7", metrics_port=None)
+    await made.close()
 
 
 async def ask(cell: CoordinatorProcess, count: int, **options: Any) -> list[Completion]:

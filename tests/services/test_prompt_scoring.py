@@ -12,18 +12,16 @@ from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 import torch
-from workers import drafter, verifier
 
-from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig, FrontendConfig
-from coordinator.frontend import process as frontend_process
 from coordinator.http import completions, reply
 from coordinator.http.logprobs import EchoLogprobs
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.client import AsyncClient, Chunk, Client, Completion, Finished, InvalidRequest, PromptLogprobs
 from dspark.model.checkpoint import load_target
 from dspark.types import MAX_PROMPT_LOGPROBS
+from tests.services.cell import Cell
 from tests.services.http_cell import TARGET, HttpCell, until
 
 pytestmark = pytest.mark.services
@@ -59,25 +57,23 @@ def check(told: PromptLogprobs | None, logs: torch.Tensor, ids: Sequence[int], t
 
 
 @dataclass
-class Cell:
+class Running:
     direct: AsyncClient
     fronted: AsyncClient  # through a front end in a process of its own
     coordinator: Any
     verifier: Any
 
 
-@pytest.fixture
-async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Cell]:
-    async with verifier(golden_target, golden_drafter) as v, drafter(golden_drafter) as d:
-        coordinator = await coordinator_process.start(CoordinatorConfig(verify=(v.endpoint,), draft=(d.endpoint,)))
-        front = await frontend_process.start(FrontendConfig(coordinator=coordinator.endpoint, metrics_port=None))
-        async with AsyncClient(coordinator.endpoint) as direct, AsyncClient(front.endpoint) as fronted:
-            yield Cell(direct, fronted, coordinator, v)
-        await front.stop(0.0)
-        await coordinator.stop(0.0)
+@pytest_asyncio.fixture
+async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Running]:
+    made = Cell(golden_target, golden_drafter)
+    coordinator = await made.whole()
+    front = await made.frontend(coordinator)
+    yield Running(made.client(coordinator), made.client(front), coordinator, made.verifiers[0])
+    await made.close()
 
 
-async def test_every_token_of_a_long_prompt_is_scored_as_the_library_does(cell: Cell, model: Any) -> None:
+async def test_every_token_of_a_long_prompt_is_scored_as_the_library_does(cell: Running, model: Any) -> None:
     logs = logs_of(model, LONG)
     for client in (cell.direct, cell.fronted):
         for _ in range(2):  # what the first left in the prefix cache is not a score
@@ -88,7 +84,7 @@ async def test_every_token_of_a_long_prompt_is_scored_as_the_library_does(cell: 
     assert cell.verifier.engine.held.sequences == 0
 
 
-async def test_scores_come_first_and_once_and_the_answer_as_without_them(cell: Cell, model: Any) -> None:
+async def test_scores_come_first_and_once_and_the_answer_as_without_them(cell: Running, model: Any) -> None:
     plain = await cell.direct.complete(LONG[:40], max_tokens=20, temperature=0.0)
     for options in ({"max_tokens": 20}, {"max_tokens": 1}, {"max_tokens": 20, "n": 2, "logprobs": 2}):
         asked: Any = {"temperature": 0.0, "prompt_logprobs": 0, **options}
@@ -101,7 +97,7 @@ async def test_scores_come_first_and_once_and_the_answer_as_without_them(cell: C
         assert answer.token_ids == plain.token_ids[: options["max_tokens"]]
 
 
-async def test_prompts_are_scored_beside_others_and_change_nobody_s_answer(cell: Cell, model: Any) -> None:
+async def test_prompts_are_scored_beside_others_and_change_nobody_s_answer(cell: Running, model: Any) -> None:
     alone = await cell.direct.complete(LONG[:30], max_tokens=60, temperature=0.0)
     prompts = [LONG[at : at + 90 + at] for at in range(6)]
     neighbour, *scored = await asyncio.gather(
@@ -113,12 +109,12 @@ async def test_prompts_are_scored_beside_others_and_change_nobody_s_answer(cell:
         check(answer.prompt_logprobs, logs_of(model, ids), ids, 1)
 
 
-async def test_a_prompt_of_one_token_has_nothing_to_tell_and_more_than_all_is_all(cell: Cell) -> None:
+async def test_a_prompt_of_one_token_has_nothing_to_tell_and_more_than_all_is_all(cell: Running) -> None:
     answer = await cell.direct.complete([5], max_tokens=0, prompt_logprobs=5)
     assert answer.prompt_logprobs == PromptLogprobs((None,), (None,))
 
 
-async def test_what_cannot_be_scored_is_refused_by_name(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_cannot_be_scored_is_refused_by_name(cell: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     for client in (cell.direct, cell.fronted):
         for options, field in (
             ({"prompt_logprobs": -1}, "sampling_params.prompt_logprobs"),
@@ -135,7 +131,7 @@ async def test_what_cannot_be_scored_is_refused_by_name(cell: Cell, monkeypatch:
         await cell.direct.complete(LONG[:101], prompt_logprobs=0)
 
 
-async def test_a_bug_at_the_scores_fails_that_request_alone(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_at_the_scores_fails_that_request_alone(cell: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise IndexError("a bug")
 

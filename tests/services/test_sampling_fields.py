@@ -7,23 +7,21 @@ through the reference loop.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import torch
-from workers import drafter, verifier
 
-from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig
 from dspark.client import AsyncClient, Chunk, Completion, Finished, ServerError
 from dspark.decoding.reference import RecordedRound, replay
 from dspark.decoding.shaping import Shaper
 from dspark.model.checkpoint import load_target
-from dspark.types import Rule, SamplingParams, Verdict
+from dspark.types import Rule, SamplingParams
+from tests.services.cell import Cell, Recorded
 
 pytestmark = pytest.mark.services
 
@@ -32,42 +30,18 @@ VOCAB = 128
 
 
 @dataclass
-class Cell:
+class Running:
     """A running cell, its target beside it, and the rounds its verifier judged, by (seed, choice)."""
 
     client: AsyncClient
     coordinator: Any
     model: Any
-    rounds: dict[tuple[int, int], list[RecordedRound]] = field(default_factory=lambda: defaultdict(list))
+    rounds: dict[tuple[int, int], list[RecordedRound]]
 
     def target(self, tokens: Any, rows: int) -> torch.Tensor:
         with torch.inference_mode():
             logits: torch.Tensor = self.model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits
         return logits[0, -rows:]
-
-    def record(self, engine: Any) -> None:
-        begin, end = engine.begin, engine.end
-        under_way: dict[int, list[tuple[Any, SamplingParams]]] = {}  # by step: items and their laws
-
-        def begun(items: Any) -> Any:
-            step = begin(items)
-            states = engine._holdings.states
-            under_way[id(step)] = [(item, states[item.cursor.sequence].law) for item in items]
-            return step
-
-        def ended(step: Any) -> Any:
-            judged = end(step)
-            for (item, law), outcome in zip(under_way.pop(id(step), ()), judged.outcomes, strict=True):
-                assert isinstance(outcome, Verdict), outcome
-                ids = item.draft_ids
-                self.rounds[law.seed, law.choice].append(
-                    RecordedRound(
-                        item.cursor.anchor_position, ids, item.q, len(ids), outcome.accepted, outcome.next_token, 0
-                    )
-                )
-            return judged
-
-        engine.begin, engine.end = begun, ended
 
     async def ask(self, **options: Any) -> Completion:
         return await self.client.complete(PROMPT, timeout=60.0, **({"ignore_eos": True, "max_tokens": 24} | options))
@@ -78,16 +52,12 @@ def model(golden_target: Path) -> Any:
     return load_target(golden_target).model
 
 
-@pytest.fixture
-async def cell(golden_target: Path, golden_drafter: Path, model: Any) -> AsyncIterator[Cell]:
-    async with verifier(golden_target, golden_drafter) as v, drafter(golden_drafter) as d:
-        coordinator = await coordinator_process.start(CoordinatorConfig(verify=(v.endpoint,), draft=(d.endpoint,)))
-        client = AsyncClient(coordinator.endpoint)
-        cell = Cell(client, coordinator, model)
-        cell.record(v.engine)
-        yield cell
-        await client.close()
-        await coordinator.stop(1.0)
+@pytest_asyncio.fixture
+async def cell(golden_target: Path, golden_drafter: Path, model: Any) -> AsyncIterator[Running]:
+    made = Cell(golden_target, golden_drafter)
+    coordinator = await made.whole()
+    yield Running(made.client(coordinator), coordinator, model, Recorded(made.verifiers[0].engine).rounds)
+    await made.close()
 
 
 def sent(value: float) -> float:
@@ -114,7 +84,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "coupled"])
-async def test_recorded_choices_replayed_under_the_shaped_law_give_the_same_tokens(cell: Cell, rule: str) -> None:
+async def test_recorded_choices_replayed_under_the_shaped_law_give_the_same_tokens(cell: Running, rule: str) -> None:
     names = sorted(ASKED)
     answers = await asyncio.gather(
         *(cell.ask(seed=100 + i, rule=rule, policy="fixed:5", **ASKED[name]) for i, name in enumerate(names))
@@ -130,7 +100,7 @@ async def test_recorded_choices_replayed_under_the_shaped_law_give_the_same_toke
     assert verified > 0, "the drafter must have taken part"
 
 
-async def test_log_probabilities_are_those_of_a_forward_of_the_target(cell: Cell) -> None:
+async def test_log_probabilities_are_those_of_a_forward_of_the_target(cell: Running) -> None:
     # Whatever shapes the choice, what is told is the model's own distribution.
     answer = await cell.ask(temperature=0.8, top_k=5, repetition_penalty=1.3, logprobs=4, policy="fixed:5")
     (choice,) = answer.choices
@@ -146,7 +116,7 @@ async def test_log_probabilities_are_those_of_a_forward_of_the_target(cell: Cell
         assert [value for _, value in told.top] == pytest.approx(row.topk(4).values.tolist(), abs=1e-4)
 
 
-async def test_log_probabilities_come_with_their_tokens_and_only_when_asked(cell: Cell) -> None:
+async def test_log_probabilities_come_with_their_tokens_and_only_when_asked(cell: Running) -> None:
     chunks = [
         event async for event in cell.client.generate(PROMPT, max_tokens=9, logprobs=0) if isinstance(event, Chunk)
     ]
@@ -155,7 +125,7 @@ async def test_log_probabilities_come_with_their_tokens_and_only_when_asked(cell
     assert not any(choice.logprobs for choice in (await cell.ask()).choices)
 
 
-async def test_a_bias_forces_and_forbids_tokens(cell: Cell) -> None:
+async def test_a_bias_forces_and_forbids_tokens(cell: Running) -> None:
     assert set((await cell.ask(logit_bias={77: 100.0})).token_ids) == {77}
     plain = await cell.ask(temperature=0.0)
     without = await cell.ask(temperature=0.0, logit_bias=dict.fromkeys(plain.token_ids, -100.0))
@@ -163,7 +133,9 @@ async def test_a_bias_forces_and_forbids_tokens(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("policy", ["off", "fixed:7"])
-async def test_every_id_of_the_vocabulary_may_have_a_bias_and_many_may_end_an_answer(cell: Cell, policy: str) -> None:
+async def test_every_id_of_the_vocabulary_may_have_a_bias_and_many_may_end_an_answer(
+    cell: Running, policy: str
+) -> None:
     forced: dict[str, Any] = {"temperature": 0.0, "policy": policy, "max_tokens": 12, "min_tokens": 6}
     everything = {token: -50.0 + (100.0 if token == 77 else 0.0) for token in range(VOCAB)}
     assert (await cell.ask(logit_bias=everything, **forced)).token_ids == (77,) * 12
@@ -175,7 +147,7 @@ async def test_every_id_of_the_vocabulary_may_have_a_bias_and_many_may_end_an_an
 
 
 async def test_a_bug_at_one_request_is_its_own_failure_and_not_one_to_try_again(
-    cell: Cell, monkeypatch: pytest.MonkeyPatch
+    cell: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inner = Shaper.changes
 
@@ -196,7 +168,7 @@ async def test_a_bug_at_one_request_is_its_own_failure_and_not_one_to_try_again(
 
 
 @pytest.mark.parametrize("policy", ["off", "fixed:7"])
-async def test_nothing_ends_an_answer_before_its_least_length(cell: Cell, policy: str) -> None:
+async def test_nothing_ends_an_answer_before_its_least_length(cell: Running, policy: str) -> None:
     forced: dict[str, Any] = {"logit_bias": {77: 100.0}, "stop_token_ids": [77], "policy": policy}
     at_once = await cell.ask(**forced)
     assert (at_once.token_ids, at_once.end.matched_stop) == ((77,), 77)
@@ -207,7 +179,7 @@ async def test_nothing_ends_an_answer_before_its_least_length(cell: Cell, policy
         assert (len(answer.token_ids), ended) == ((least + 1, "stop") if least < 24 else (24, "length"))
 
 
-async def test_several_answers_share_a_prompt_and_nothing_else(cell: Cell) -> None:
+async def test_several_answers_share_a_prompt_and_nothing_else(cell: Running) -> None:
     events = [event async for event in cell.client.generate(PROMPT, n=3, seed=11, max_tokens=20, ignore_eos=True)]
     whole, end = Completion.of(events), events[-1]
     assert isinstance(end, Finished)
@@ -229,7 +201,7 @@ async def test_several_answers_share_a_prompt_and_nothing_else(cell: Cell) -> No
     assert [c.token_ids for c in again.choices] == [c.token_ids for c in whole.choices]
 
 
-async def test_each_of_several_answers_ends_on_its_own(cell: Cell) -> None:
+async def test_each_of_several_answers_ends_on_its_own(cell: Running) -> None:
     answer = await cell.ask(
         n=4, seed=2, logit_bias={77: 9.0, 78: 9.0}, stop_token_ids=[77], min_tokens=1, max_tokens=30
     )
@@ -244,7 +216,7 @@ async def test_each_of_several_answers_ends_on_its_own(cell: Cell) -> None:
     assert len({len(choice.token_ids) for choice in answer.choices}) > 1
 
 
-async def test_aborting_or_leaving_a_request_frees_all_its_answers(cell: Cell) -> None:
+async def test_aborting_or_leaving_a_request_frees_all_its_answers(cell: Running) -> None:
     stream = cell.client.generate(PROMPT, n=3, max_tokens=400, ignore_eos=True, request_id="mine")
     await anext(stream)
     with pytest.raises(Exception, match="running request has this id"):
@@ -262,7 +234,7 @@ async def test_aborting_or_leaving_a_request_frees_all_its_answers(cell: Cell) -
     raise AssertionError("an answer runs on without a client")
 
 
-async def test_a_deadline_ends_all_answers(cell: Cell) -> None:
+async def test_a_deadline_ends_all_answers(cell: Running) -> None:
     with pytest.raises(Exception, match=r"(?i)deadline|no answer"):
         await cell.client.complete(PROMPT, n=3, max_tokens=450, ignore_eos=True, timeout=0.3)
     for _ in range(500):

@@ -10,14 +10,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig
-from draft_service import process as draft_process
-from draft_service.config import DraftConfig
 from dspark.client import AsyncClient, Completion
 from dspark.client.errors import Unavailable
-from verify_service import process as verify_process
-from verify_service.config import VerifyConfig
+from tests.services.cell import Cell
 
 pytestmark = pytest.mark.services
 
@@ -30,56 +25,28 @@ LAWS: dict[str, dict[str, Any]] = {
 }
 
 
-class Pool:
-    """Two verifiers, a drafter and a coordinator."""
-
-    def __init__(self, target: Path, drafter: Path) -> None:
-        self._settings = {"target": str(target), "drafter": str(drafter), "measure_cost": False}
-        self._drafter = str(drafter)
-        self.verifiers: list[Any] = []
-        self._others: list[Any] = []
-        self.coordinator: Any = None
-
-    async def start(self, verifiers: int, **settings: Any) -> None:
-        for index in range(verifiers):
-            self.verifiers.append(await verify_process.start(VerifyConfig(**self._settings), name=f"verify/{index}"))
-        drafter = await draft_process.start(DraftConfig(drafter=self._drafter, measure_cost=False))
-        self._others.append(drafter)
-        self.coordinator = await coordinator_process.start(
-            CoordinatorConfig(
-                verify=tuple(each.endpoint for each in self.verifiers),
-                draft=(drafter.endpoint,),
-                warm_up_s=0.0,
-                **settings,
-            )
-        )
-
-    async def lose(self) -> None:
-        """Breaks the connections of the verifier that holds most, as when it is killed."""
-        lost = max(self.verifiers, key=lambda each: each.engine.held.sequences)
-        await lost.shell.server._server.stop(None)
-
-    async def close(self) -> None:
-        for process in (self.coordinator, *self._others, *self.verifiers):
-            await process.stop(0.0)
+async def lose(cell: Cell) -> None:
+    """Breaks the connections of the verifier that holds most, as when it is killed."""
+    lost = max(cell.verifiers, key=lambda each: each.engine.held.sequences)
+    await lost.shell.server._server.stop(None)
 
 
 @pytest_asyncio.fixture
-async def pool(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Pool]:
-    pool = Pool(golden_target, golden_drafter)
-    yield pool
-    await pool.close()
+async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Cell]:
+    cell = Cell(golden_target, golden_drafter)
+    yield cell
+    await cell.close()
 
 
 @pytest.mark.parametrize("name", LAWS)
-async def test_answers_go_on_word_for_word(pool: Pool, name: str) -> None:
-    await pool.start(2)
+async def test_answers_go_on_word_for_word(cell: Cell, name: str) -> None:
+    coordinator = await cell.whole(verifiers=2)
     options = {**OPTIONS, **LAWS[name]}
-    async with AsyncClient(pool.coordinator.endpoint) as client:
+    async with AsyncClient(coordinator.endpoint) as client:
         calm = await client.complete([5, 9, 17], **options)
         stream = client.generate([5, 9, 17], **options)
         events = [await anext(stream), await anext(stream)]
-        await pool.lose()
+        await lose(cell)
         events += [event async for event in stream]
     hurt = Completion.of(events)
     assert [choice.token_ids for choice in hurt.choices] == [choice.token_ids for choice in calm.choices]
@@ -88,15 +55,15 @@ async def test_answers_go_on_word_for_word(pool: Pool, name: str) -> None:
         for told, other in zip(after.logprobs, before.logprobs, strict=True):
             assert [token for token, _ in told.top] == [token for token, _ in other.top]
             assert told.logprob == pytest.approx(other.logprob, abs=1e-4)
-    assert pool.coordinator.metrics.value("handovers_total", reason="lost") >= 1
+    assert coordinator.metrics.value("handovers_total", reason="lost") >= 1
 
 
-async def test_the_last_one_lost_ends_answers_with_their_offset_after_a_bounded_wait(pool: Pool) -> None:
-    await pool.start(1, verifier_wait_s=0.3)
-    async with AsyncClient(pool.coordinator.endpoint) as client:
+async def test_the_last_one_lost_ends_answers_with_their_offset_after_a_bounded_wait(cell: Cell) -> None:
+    coordinator = await cell.whole(verifier_wait_s=0.3)
+    async with AsyncClient(coordinator.endpoint) as client:
         stream = client.generate([5, 9, 17], temperature=0.0, **OPTIONS)
         held = len((await anext(stream)).token_ids)
-        await pool.lose()
+        await lose(cell)
 
         async def to_the_end() -> None:
             nonlocal held
