@@ -73,7 +73,7 @@ async def running_lane(
         attachment.heard(frontend_pb2.FrontendBatch(submits=requests))
         names = [submit.request.request_id for submit in requests]
         async with asyncio.timeout(WARM_UP_S):
-            while any(_rounds(admission, name) < WARM_UP_ROUNDS for name in names):  # noqa: ASYNC110  rounds ring no bell
+            while any(_rounds(admission, name) < WARM_UP_ROUNDS for name in names):  # noqa: ASYNC110  rounds ring no wakeup
                 await asyncio.sleep(0.1)
         yield membership.lanes[0], metrics
         if front.done():
@@ -107,4 +107,4 @@ def _rounds(admission: Scheduler, request_id: str) -> int:
     track = admission.find(request_id)
     if track is None:
         raise RuntimeError(f"{request_id} is not running any more")
-    return track.tally.rounds
+    return track.stats.rounds

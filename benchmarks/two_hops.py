@@ -191,7 +191,7 @@ async def _rounds(workers: SyntheticWorkers, setting: RoundSetting) -> AsyncIter
         port.tell([DrafterAt(1, drafter, its.incarnation), plan, *admissions])
         try:
             async with asyncio.timeout(60.0):
-                while rounds.passes < SETTLED + setting.sequences and not rounds.why_lost:  # noqa: ASYNC110  rounds ring no bell
+                while rounds.passes < SETTLED + setting.sequences and not rounds.why_lost:  # noqa: ASYNC110  rounds ring no wakeup
                     await asyncio.sleep(0.1)
             yield rounds
         finally:

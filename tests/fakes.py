@@ -28,7 +28,7 @@ def answer_of(prompt: Sequence[int], tokens: int) -> list[int]:
 async def read(track: Any) -> list[int]:
     """The tokens a client got; raises the error that ended the answer."""
     tokens: list[int] = []
-    while (waiting := await track.outlet.take()) is not None:
+    while (waiting := await track.sink.take()) is not None:
         for piece, _ in waiting:
             tokens += piece.tokens
     return tokens

@@ -155,7 +155,7 @@ class RoundsCell:
         pages: int = 0,
         waits: Conduct | None = None,
         bounds: QueueBounds | None = None,
-        outlet: int = 4096,
+        sink: int = 4096,
         pair: SimulatedPair | None = None,
         write: Callable[[], None] = lambda: None,
         drafts: Waits | None = None,
@@ -167,7 +167,7 @@ class RoundsCell:
         self.admission = Scheduler(bounds or QueueBounds(), self.clock, self.metrics)
         self.world = World(self.pair, COSTS, Hops(1e-4, 0.0, 0.0, 0.0, 0.0, 0.0), KVShape(pages, 4))
         shared = LaneContext(self.clock, self.metrics, self.monitor, waits or Conduct(), self.explain, write=write)
-        self._shared, self.load, self._outlet = shared, shared.load, outlet
+        self._shared, self.load, self._sink = shared, shared.load, sink
         self._drafts = drafts or Waits(deadline_s=0.05, patience_s=0.5, inline_rows=6)
         self._numbers, self._named = itertools.count(1), itertools.count()
         self.drafters: list[SimulatedDrafter] = []
@@ -251,12 +251,12 @@ class RoundsCell:
     ) -> list[RequestState]:
         """All answers of a request."""
         tracks = []
-        outlet = OutputQueue(self._outlet, request.choices)
+        sink = OutputQueue(self._sink, request.choices)
         for index in range(request.choices):
             log = CommitLog(request.prompt)
             answer = Answer(log, max_tokens=request.max_tokens, stop_ids=request.stop_ids, index=index)
             life = Life(number or next(self._numbers))
-            tracks.append(RequestState(request, life, answer, RequestStats(self.clock.time()), outlet, note_epoch))
+            tracks.append(RequestState(request, life, answer, RequestStats(self.clock.time()), sink, note_epoch))
         self.admission.submit(*tracks)
         return tracks
 

@@ -66,10 +66,10 @@ class OutputSink(Protocol):
 class OutputQueue:
     """Pieces in order, then an end: None when all answers are complete, or the error that ended them.
 
-    turnstile: what its reader shares with those of other clients.
+    wake_ups: what its reader shares with those of other clients.
     """
 
-    def __init__(self, limit: int, answers: int = 1, turnstile: WakeUpLimit | None = None) -> None:
+    def __init__(self, limit: int, answers: int = 1, wake_ups: WakeUpLimit | None = None) -> None:
         self._limit = limit * answers
         self._open = answers
         self._waiting: list[tuple[CommittedTokens, float]] = []
@@ -77,7 +77,7 @@ class OutputQueue:
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
-        self._turnstile = turnstile or WakeUpLimit()
+        self._wake_ups = wake_ups or WakeUpLimit()
 
     def push(self, piece: CommittedTokens) -> None:
         if self._closed:
@@ -103,7 +103,7 @@ class OutputQueue:
                 return None
             self._reader = self._loop.create_future()
             await self._reader
-            await self._turnstile.passed()
+            await self._wake_ups.passed()
         taken, self._waiting = self._waiting, []
         return taken
 

@@ -22,19 +22,19 @@ class RequestStats:
     shown: float | None = None  # newest commit
 
     @staticmethod
-    def together(tallies: Sequence[RequestStats]) -> RequestStats:
+    def together(stats: Sequence[RequestStats]) -> RequestStats:
         """Of several answers: counts add up, and the first start and the last end count."""
-        if len(tallies) == 1:
-            return tallies[0]
+        if len(stats) == 1:
+            return stats[0]
         whole = RequestStats(
-            min(one.arrived for one in tallies),
-            min((one.placed for one in tallies if one.placed is not None), default=None),
-            min((one.first for one in tallies if one.first is not None), default=None),
-            max((one.ended for one in tallies if one.ended is not None), default=None),
-            sum(one.drafted for one in tallies),
-            committed_by_rounds=sum(one.committed_by_rounds for one in tallies),
+            min(one.arrived for one in stats),
+            min((one.placed for one in stats if one.placed is not None), default=None),
+            min((one.first for one in stats if one.first is not None), default=None),
+            max((one.ended for one in stats if one.ended is not None), default=None),
+            sum(one.drafted for one in stats),
+            committed_by_rounds=sum(one.committed_by_rounds for one in stats),
         )
-        for one in tallies:
+        for one in stats:
             for index, count in enumerate(one.verified_histogram):
                 _count(whole.verified_histogram, index, count)
             for index, count in enumerate(one.acceptance_histogram):

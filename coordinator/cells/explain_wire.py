@@ -34,7 +34,7 @@ async def explanations(
                 return
             if not parts:
                 try:
-                    await asyncio.wait_for(watch.bell.heard(), LOOK_S)
+                    await asyncio.wait_for(watch.wakeup.heard(), LOOK_S)
                 except TimeoutError:
                     continue
 
@@ -46,7 +46,7 @@ def ended_answers(endings: Endings, request: control_pb2.GetEndedRequest) -> con
 
 
 def _write_ended(ended: Ended) -> control_pb2.EndedAnswer:
-    tally = ended.tally
+    stats = ended.stats
     return control_pb2.EndedAnswer(
         request_id=ended.request,
         index=ended.index,
@@ -58,13 +58,13 @@ def _write_ended(ended: Ended) -> control_pb2.EndedAnswer:
         drafter=ended.drafter,
         prompt_tokens=ended.prompt_tokens,
         completion_tokens=ended.tokens,
-        draft_tokens=tally.drafted,
-        verified_histogram=tally.verified_histogram,
-        accepted_histogram=tally.acceptance_histogram,
-        mean_acceptance_length=tally.mean_acceptance_length,
-        queue_ms=1e3 * tally.queue_s(),
-        ttft_ms=1e3 * tally.first_token_s() if tally.first is not None else 0.0,
-        total_ms=1e3 * tally.total_s(),
+        draft_tokens=stats.drafted,
+        verified_histogram=stats.verified_histogram,
+        accepted_histogram=stats.acceptance_histogram,
+        mean_acceptance_length=stats.mean_acceptance_length,
+        queue_ms=1e3 * stats.queue_s(),
+        ttft_ms=1e3 * stats.first_token_s() if stats.first is not None else 0.0,
+        total_ms=1e3 * stats.total_s(),
     )
 
 

@@ -39,36 +39,36 @@ Detail = Literal["none", "summary", "detailed"]
 def metrics_of(asking: Asking, block_size: int, *, detailed: bool) -> dict[str, Any]:
     """Of all answers together. block_size: slots of a full block."""
     answers = [(index, each) for index, one in enumerate(asking.streams) for each in one.output.answers]
-    tally = RequestStats.together([answer.tally for _, answer in answers])
+    stats = RequestStats.together([answer.stats for _, answer in answers])
     steps = [step for index, answer in answers for step in _steps(asking.pieces[index], answer)]
     by_length: dict[int, list[int]] = {}
     for drafted, accepted in steps:
         counts = by_length.setdefault(drafted, [0] * (drafted + 1))
         counts[accepted] += 1
-    verified = tally.verified
+    verified = stats.verified
     speculative: dict[str, Any] = {
-        "mean_acceptance_length": tally.mean_acceptance_length,
-        "draft_acceptance_rate": tally.accepted / verified if verified else 0.0,
-        "acceptance_histogram": _padded(tally.acceptance_histogram, block_size + 1),
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "draft_acceptance_rate": stats.accepted / verified if verified else 0.0,
+        "acceptance_histogram": _padded(stats.acceptance_histogram, block_size + 1),
         "acceptance_histogram_by_draft_length": {str(length): by_length[length] for length in sorted(by_length)},
-        "num_spec_steps": tally.rounds,
-        "num_accepted_draft_tokens": tally.accepted,
+        "num_spec_steps": stats.rounds,
+        "num_accepted_draft_tokens": stats.accepted,
         "num_draft_tokens": verified,
-        "num_proposed_draft_tokens": tally.drafted,
+        "num_proposed_draft_tokens": stats.drafted,
         "num_spec_tokens": block_size,
     }
     if detailed:
         speculative["per_step_accepted"] = [accepted for _, accepted in steps]
         speculative["per_step_drafted"] = [drafted for drafted, _ in steps]
-    generation_s = tally.total_s() - tally.first_token_s()
+    generation_s = stats.total_s() - stats.first_token_s()
     said = sum(answer.answered for _, answer in answers)
     return {
         "speculative_decoding": speculative,
-        "time_to_first_token_ms": 1e3 * tally.first_token_s(),
+        "time_to_first_token_ms": 1e3 * stats.first_token_s(),
         "generation_time_ms": 1e3 * generation_s,
-        "queue_time_ms": 1e3 * tally.queue_s(),
+        "queue_time_ms": 1e3 * stats.queue_s(),
         "mean_itl_ms": 1e3 * _per_token_s(answer for _, answer in answers),
-        "tokens_per_second": said / tally.total_s() if tally.total_s() else 0.0,
+        "tokens_per_second": said / stats.total_s() if stats.total_s() else 0.0,
     }
 
 
@@ -87,7 +87,7 @@ def _steps(pieces: Iterable[CommittedTokens], answer: AnswerOutput) -> list[tupl
 
 def _per_token_s(answers: Iterable[AnswerOutput]) -> float:
     """Mean time per token after the first of each answer."""
-    told = [(answer.tally.per_token_s(answer.answered), answer.answered - 1) for answer in answers]
+    told = [(answer.stats.per_token_s(answer.answered), answer.answered - 1) for answer in answers]
     tokens = sum(count for _, count in told if count > 0)
     return sum(each * count for each, count in told if count > 0) / tokens if tokens else 0.0
 

@@ -72,10 +72,10 @@ class Commits:
             return self._refuse(track, problem)
         track.sequence.apply(LifeEvent.PREFILLED)
         news = None
-        if track.tally.first is None:
-            track.tally.first = at
+        if track.stats.first is None:
+            track.stats.first = at
             spared = min(max(started.cached_tokens, 0), len(track.request.prompt))
-            news = FirstCommit(track.tally.queue_s(), spared, started.prompt_logprobs)
+            news = FirstCommit(track.stats.queue_s(), spared, started.prompt_logprobs)
         piece = track.answer.take(said.tokens, logprobs, started=news)
         return self._finish(track, said, piece, at)
 
@@ -99,10 +99,10 @@ class Commits:
         drafted, verified = len(said.confidence), said.verified
         track.sequence.apply(LifeEvent.JUDGED)
         piece = track.answer.take(said.tokens, logprobs, round=Round(drafted, verified, said.accepted))
-        committed, tally = len(piece.tokens), track.tally
+        committed, stats = len(piece.tokens), track.stats
         accepted = min(said.accepted, committed)
-        tally.drafted += drafted
-        tally.round(verified=verified, accepted=accepted, committed=committed)
+        stats.drafted += drafted
+        stats.round(verified=verified, accepted=accepted, committed=committed)
         self.counts.judged(
             drafted,
             verified,
@@ -120,11 +120,11 @@ class Commits:
         count = len(piece.tokens)
         if count != len(said.tokens) or (piece.end is None and count != said.accepted + 1):
             return self._refuse(track, "tokens that its answer has no room for, or too few")
-        before, track.tally.shown = track.tally.shown, at
+        before, track.stats.shown = track.stats.shown, at
         self.counts.shown(count, at - before if before is not None else None)
         track.end = piece.end
         try:
-            track.outlet.push(piece)
+            track.sink.push(piece)
         except Overfull:
             self._metrics.slow_readers_cut.inc()
             track.end = None

@@ -62,7 +62,7 @@ class Watch:
 
     def __init__(self, owner: Explain, request: str | None, limit: int) -> None:
         self.request, self._limit = request, limit
-        self.bell = Wakeup()
+        self.wakeup = Wakeup()
         self._owner = owner
         self._rounds: deque[Reported] = deque(maxlen=limit)
         self._parts: deque[RoundPart] = deque(maxlen=limit)
@@ -87,7 +87,7 @@ class Watch:
             log = track.answer.log
             kept = max(len(log) - before, 0)
             self._put(self._parts, RoundPart(round, at, before - log.prompt_len, kept, track.answer.room + kept))
-            self.bell.ring()
+            self.wakeup.ring()
 
     def _put(self, queue: deque[T], item: T) -> None:
         """The oldest goes, counted, when it is full."""

@@ -103,8 +103,8 @@ class RequestState:
     request: Request
     sequence: SequenceLife
     answer: Answer
-    tally: RequestStats
-    outlet: OutputSink
+    stats: RequestStats
+    sink: OutputSink
     note_epoch: Callable[[int], object] = unnoted  # keeps an epoch before anything is drawn under it
     end: End | None = None  # set when the answer is complete
 

@@ -215,9 +215,9 @@ def _ended(each: Ended) -> dict[str, Any]:
         "index": each.index,
         "outcome": each.outcome,
         "tokens": each.tokens,
-        "rounds": each.tally.rounds,
-        "tau": round(each.tally.mean_acceptance_length, 2),
-        "ms": round(1e3 * each.tally.total_s(), 1),
+        "rounds": each.stats.rounds,
+        "tau": round(each.stats.mean_acceptance_length, 2),
+        "ms": round(1e3 * each.stats.total_s(), 1),
     }
 
 

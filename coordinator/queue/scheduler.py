@@ -137,7 +137,7 @@ class Scheduler:
         tracks = tuple(self._requests.get(request_id, ()))
         for track in tracks:
             track.end = End(Reason.ABORT)
-            track.outlet.push(track.answer.stopped(track.end))
+            track.sink.push(track.answer.stopped(track.end))
             self.ended(track, None)
         return bool(tracks)
 
@@ -179,13 +179,13 @@ class Scheduler:
         if not self._requests and self._empty is not None and not self._empty.done():
             self._empty.set_result(None)
         now = self._clock.time()
-        track.tally.ended = now
+        track.stats.ended = now
         self._between_ends.observe(now - self._last_end)
         self._last_end = now
         outcome = self.endings.add(track, error)
         if self.tracing is not None and not siblings:
             self.tracing.ended(track, outcome)
-        track.outlet.close(error)
+        track.sink.close(error)
         if error is not None and siblings:
             self.ended(siblings[0], error)  # which ends the next one
         self._place()
@@ -277,9 +277,9 @@ class Scheduler:
             self._line.remove(track)
             self._homes[track] = lane
             self._shares.placed(track.request.tenant)
-            if track.tally.placed is None:
-                track.tally.placed = self._clock.time()
-                self._metrics.request_queue_time.observe(track.tally.queue_s())
+            if track.stats.placed is None:
+                track.stats.placed = self._clock.time()
+                self._metrics.request_queue_time.observe(track.stats.queue_s())
             lane.take(track)
         self._metrics.num_requests_running.set(len(self._homes))
         self._metrics.num_requests_waiting.set(len(self._line))

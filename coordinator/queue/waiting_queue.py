@@ -84,7 +84,7 @@ class TenantShares:
 
 def cost(track: RequestState) -> float:
     """Weighted tokens a sequence has been given; none before it was placed first."""
-    if track.tally.placed is None:
+    if track.stats.placed is None:
         return 0.0
     return PROMPT * len(track.request.prompt) + ANSWER * track.answer.log.answered
 
@@ -142,7 +142,7 @@ class WaitingQueue:
         longest = max(self._lines, key=lambda each: len(self._lines[each]), default=tenant)
         if self.of(longest) - answers < self.of(tenant) + answers:
             return []
-        fresh = [track for track in reversed(self._lines[longest]) if track.tally.placed is None]
+        fresh = [track for track in reversed(self._lines[longest]) if track.stats.placed is None]
         return fresh[:answers] if len(fresh) >= answers else []
 
     def overdue(self, before: float) -> list[RequestState]:
@@ -150,9 +150,9 @@ class WaitingQueue:
         late = []
         for line in self._lines.values():
             for track in line:
-                if track.tally.placed is not None:
+                if track.stats.placed is not None:
                     continue
-                if track.tally.arrived >= before:
+                if track.stats.arrived >= before:
                     break
                 late.append(track)
         return late

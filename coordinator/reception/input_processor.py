@@ -75,7 +75,7 @@ class InputProcessor:
     ) -> None:
         self.cell, self.tokenizer, self.clock, self.metrics = cell, tokenizer, clock, metrics
         self._max_unread, self._longest_s = max_unread, longest_s
-        self._turnstile = WakeUpLimit()
+        self._wake_ups = WakeUpLimit()
 
     def limits(self) -> Limits:
         """What the cell allows, and whether text is understood here."""
@@ -97,11 +97,11 @@ class InputProcessor:
             draw_seed=lambda: secrets.randbits(64),
         )
         request = replace(request, tenant=current_caller().tenant)
-        outlet = OutputQueue(self._max_unread, request.choices, self._turnstile)
+        sink = OutputQueue(self._max_unread, request.choices, self._wake_ups)
         output = OutputProcessor(request, lambda: self._text(request), arrived, read_resume(message, request.choices))
-        call = self.cell.submit(SubmitRequest(message, request, arrived, lasts_s), outlet)
+        call = self.cell.submit(SubmitRequest(message, request, arrived, lasts_s), sink)
         timer = self.clock.call_later(lasts_s, call.cut, Expired(f"no answer within {lasts_s:.3g} s"))
-        return ResponseStream(call, outlet, output, timer, self.metrics)
+        return ResponseStream(call, sink, output, timer, self.metrics)
 
     async def _prompt(self, message: generate_pb2.GenerateRequest, limits: Limits) -> tuple[int, ...]:
         if message.WhichOneof("input") != "text" or self.tokenizer is None:

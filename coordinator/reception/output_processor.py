@@ -86,7 +86,7 @@ class AnswerOutput:
         self.end: End | None = None
         self.cached_tokens = 0
         self.prompt_logprobs: ScoredPrompt | None = None
-        self.tally = RequestStats(arrived)
+        self.stats = RequestStats(arrived)
         self._text = text
         self._stops = StopStrings(request.stops, show_match=request.show_stop)
         self._show_stop, self._min_tokens = request.show_stop, request.law.min_tokens
@@ -110,7 +110,7 @@ class AnswerOutput:
         self._count(piece, len(kept), at)
         if end is None:
             return False
-        self.end, self.tally.ended = end, at
+        self.end, self.stats.ended = end, at
         return True
 
     def _read(self, tokens: tuple[int, ...], end: End | None) -> tuple[tuple[int, ...], End | None, str]:
@@ -139,16 +139,16 @@ class AnswerOutput:
         return tokens, end, "".join(shown)
 
     def _count(self, piece: CommittedTokens, kept: int, at: float) -> None:
-        tally = self.tally
+        stats = self.stats
         if piece.started is not None:
-            tally.placed = tally.arrived + piece.started.queue_s
+            stats.placed = stats.arrived + piece.started.queue_s
             self.cached_tokens = piece.started.cached_tokens
             self.prompt_logprobs = piece.started.prompt_logprobs
-        if kept and tally.first is None:
-            tally.first = at
+        if kept and stats.first is None:
+            stats.first = at
         if piece.round is not None:
-            tally.drafted += piece.round.drafted
-            tally.round(verified=piece.round.verified, accepted=min(piece.round.accepted, kept), committed=kept)
+            stats.drafted += piece.round.drafted
+            stats.round(verified=piece.round.verified, accepted=min(piece.round.accepted, kept), committed=kept)
 
 
 class OutputProcessor:

@@ -29,10 +29,10 @@ class ResponseStream:
     """
 
     def __init__(
-        self, call: RequestHandle, outlet: OutputQueue, output: OutputProcessor, timer: Timer, metrics: Metrics
+        self, call: RequestHandle, sink: OutputQueue, output: OutputProcessor, timer: Timer, metrics: Metrics
     ) -> None:
         self.request, self.output = output.request, output
-        self._call, self._outlet, self._timer, self._metrics = call, outlet, timer, metrics
+        self._call, self._sink, self._timer, self._metrics = call, sink, timer, metrics
         self.pieces: list[tuple[CommittedTokens, float]] = []  # what the newest parts were read from, with clock times
         self.scored: ScoredPrompt | None = None  # what came of the prompt with them
         metrics.client_streams.inc()
@@ -44,7 +44,7 @@ class ResponseStream:
 
     async def parts(self) -> list[OutputChunk]:
         """Waits for something new and returns all of it: one part per answer, none where nothing can be shown yet."""
-        waiting = await self._outlet.take()
+        waiting = await self._sink.take()
         if waiting is None:
             raise PeerError("the cell closed a request whose answers have not ended")
         self.pieces = waiting
@@ -102,7 +102,7 @@ def _write_scored(request_id: str, told: ScoredPrompt) -> generate_pb2.GenerateR
 def write_complete(output: OutputProcessor) -> generate_pb2.GenerateResponse:
     """The last message of a request, whose answers have all ended."""
     request, answers = output.request, output.answers
-    tally = RequestStats.together([answer.tally for answer in answers])
+    stats = RequestStats.together([answer.stats for answer in answers])
     message = generate_pb2.GenerateComplete(
         usage=generate_pb2.Usage(
             prompt_tokens=len(request.prompt),
@@ -110,21 +110,21 @@ def write_complete(output: OutputProcessor) -> generate_pb2.GenerateResponse:
             cached_tokens=max(answer.cached_tokens for answer in answers),
         ),
         speculation=generate_pb2.SpeculationStats(
-            rounds=tally.rounds,
-            draft_tokens=tally.drafted,
-            verified_tokens=tally.verified,
-            accepted_tokens=tally.accepted,
-            mean_acceptance_length=tally.mean_acceptance_length,
-            acceptance_histogram=tally.acceptance_histogram,
-            verified_histogram=tally.verified_histogram,
+            rounds=stats.rounds,
+            draft_tokens=stats.drafted,
+            verified_tokens=stats.verified,
+            accepted_tokens=stats.accepted,
+            mean_acceptance_length=stats.mean_acceptance_length,
+            acceptance_histogram=stats.acceptance_histogram,
+            verified_histogram=stats.verified_histogram,
             policy=str(request.policy),
             rule=write_rule(request.law.rule),
         ),
         timings=generate_pb2.Timings(
-            queue_ms=1e3 * tally.queue_s(),
-            ttft_ms=1e3 * tally.first_token_s(),
+            queue_ms=1e3 * stats.queue_s(),
+            ttft_ms=1e3 * stats.first_token_s(),
             itl_ms=1e3 * _per_token_s(answers),
-            total_ms=1e3 * tally.total_s(),
+            total_ms=1e3 * stats.total_s(),
         ),
         choices=[
             generate_pb2.ChoiceComplete(index=answer.index, completion_tokens=answer.answered) for answer in answers
@@ -151,5 +151,5 @@ def _write_end(message: generate_pb2.GenerateComplete | generate_pb2.ChoiceCompl
 
 def _per_token_s(answers: Sequence[AnswerOutput]) -> float:
     """Mean time per token after the first of each answer."""
-    spent = sum(answer.tally.per_token_s(answer.answered) * (answer.answered - 1) for answer in answers)
+    spent = sum(answer.stats.per_token_s(answer.answered) * (answer.answered - 1) for answer in answers)
     return spent / max(sum(answer.answered - 1 for answer in answers if answer.answered > 1), 1)

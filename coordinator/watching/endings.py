@@ -34,7 +34,7 @@ class Ended:
     drafter: str  # likewise
     prompt_tokens: int
     tokens: int
-    tally: RequestStats
+    stats: RequestStats
 
 
 class Endings:
@@ -49,7 +49,7 @@ class Endings:
         return self._ring.maxlen or 0
 
     def add(self, track: RequestState, error: Exception | None) -> str:
-        """Call it once the tally has its end. Returns the outcome."""
+        """Call it once the stats have their end. Returns the outcome."""
         outcome = outcome_of(track, error)
         self._count(track, outcome)
         log.info(
@@ -58,7 +58,7 @@ class Endings:
             sequence=track.sequence.number,
             outcome=outcome,
             tokens=track.answer.log.answered,
-            rounds=track.tally.rounds,
+            rounds=track.stats.rounds,
         )
         self._ring.append(
             Ended(
@@ -72,7 +72,7 @@ class Endings:
                 drafter=track.last_drafter,
                 prompt_tokens=len(track.request.prompt),
                 tokens=track.answer.log.answered,
-                tally=track.tally,
+                stats=track.stats,
             )
         )
         return outcome
@@ -80,7 +80,7 @@ class Endings:
     def of(self, request_id: str) -> list[Ended]:
         """The answers of the newest request with this id, in their order; empty when it is not known any more."""
         told = [each for each in self._ring if each.request == request_id]
-        newest = [each for each in told if each.tally.arrived == told[-1].tally.arrived]
+        newest = [each for each in told if each.stats.arrived == told[-1].stats.arrived]
         return sorted(newest, key=lambda each: each.index)
 
     def last(self, count: int) -> list[Ended]:
@@ -88,19 +88,19 @@ class Endings:
         return [self._ring[-1 - back] for back in range(min(count, len(self._ring)))]
 
     def _count(self, track: RequestState, outcome: str) -> None:
-        metrics, tally = self._metrics, track.tally
+        metrics, stats = self._metrics, track.stats
         metrics.requests.labels(outcome=outcome).inc()
         if (ended := "abort" if outcome == "cancelled" else outcome) in ENDS:
             metrics.request_success.labels(finished_reason=ended).inc()
-        metrics.e2e_request_latency.observe(tally.total_s())
-        if tally.first is not None:
-            metrics.time_to_first_token.observe(tally.first_token_s())
-            metrics.request_prefill_time.observe(tally.first_token_s() - tally.queue_s())
-            metrics.request_decode_time.observe(tally.total_s() - tally.first_token_s())
+        metrics.e2e_request_latency.observe(stats.total_s())
+        if stats.first is not None:
+            metrics.time_to_first_token.observe(stats.first_token_s())
+            metrics.request_prefill_time.observe(stats.first_token_s() - stats.queue_s())
+            metrics.request_decode_time.observe(stats.total_s() - stats.first_token_s())
         metrics.request_prompt_tokens.observe(len(track.request.prompt))
         metrics.request_generation_tokens.observe(track.answer.log.answered)
         if track.answer.log.answered > 1:
-            metrics.request_time_per_output_token.observe(tally.per_token_s(track.answer.log.answered))
+            metrics.request_time_per_output_token.observe(stats.per_token_s(track.answer.log.answered))
 
 
 def outcome_of(track: RequestState, error: Exception | None) -> str:
@@ -113,7 +113,7 @@ def outcome_of(track: RequestState, error: Exception | None) -> str:
         case Expired():
             return "expired"
         case Overloaded():
-            return "slow_reader" if track.tally.placed is not None else "overloaded"
+            return "slow_reader" if track.stats.placed is not None else "overloaded"
         case Unavailable():
             return "unavailable"
     return "error"

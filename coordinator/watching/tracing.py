@@ -92,10 +92,10 @@ class Tracing:
             log.exception("trace.failed", request=track.request.id)
 
     def _tell(self, track: RequestState, outcome: str, parent: Parent | None, parts: list[RoundPart]) -> None:
-        tally, request = track.tally, track.request
+        stats, request = track.stats, track.request
         at = self._wall(self._clock.time())
-        end = tally.ended if tally.ended is not None else self._clock.time()
-        root = self._span("generate", at(tally.arrived), _context(parent), kind="server")
+        end = stats.ended if stats.ended is not None else self._clock.time()
+        root = self._span("generate", at(stats.arrived), _context(parent), kind="server")
         root.set_attributes(
             {
                 "gen_ai.operation.name": "text_completion",
@@ -108,16 +108,16 @@ class Tracing:
                 "gen_ai.usage.output_tokens": track.answer.log.answered,
                 "dspark.spec.policy": str(request.policy),
                 "dspark.spec.rule": request.law.rule.name.lower(),
-                "dspark.spec.rounds": tally.rounds,
-                "dspark.spec.mean_acceptance_length": tally.mean_acceptance_length,
+                "dspark.spec.rounds": stats.rounds,
+                "dspark.spec.mean_acceptance_length": stats.mean_acceptance_length,
                 **({"dspark.label": request.label} if request.label else {}),
             }
         )
         inside = _child_of(root)
-        placed = tally.placed if tally.placed is not None else end
-        self._span("admission", at(tally.arrived), inside).end(at(placed))
-        if tally.placed is not None:
-            self._span("prefill", at(placed), inside).end(at(tally.first if tally.first is not None else end))
+        placed = stats.placed if stats.placed is not None else end
+        self._span("admission", at(stats.arrived), inside).end(at(placed))
+        if stats.placed is not None:
+            self._span("prefill", at(placed), inside).end(at(stats.first if stats.first is not None else end))
         for part in parts:
             self._round(part, inside, at)
         root.end(at(end))

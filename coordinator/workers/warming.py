@@ -66,7 +66,7 @@ async def warm(
             for drafter in drafters
         ]
         await owner.run(lane, drafted)
-        if idle := [track.request.drafter for track in drafted if not track.tally.drafted]:
+        if idle := [track.request.drafter for track in drafted if not track.stats.drafted]:
             raise Unwarmed(f"{', '.join(idle)} drafted nothing")
 
 

@@ -47,3 +47,10 @@ def test_a_wall_and_a_wide_table_are_seen() -> None:
     assert not too_long("word " * 100)
     assert too_wide("| a | b | c | d | e | f | g |")
     assert not too_wide("| a | b | c | d | e | f |")
+
+
+def test_the_words_of_the_project_are_few() -> None:
+    table = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8").partition("## Words")[2]
+    words = re.findall(r"^\| ([a-z ]+) \|", table, re.MULTILINE)[1:]
+    assert words == sorted(words)
+    assert 15 < len(words) <= 25

@@ -272,7 +272,7 @@ async def test_a_lost_drafter_is_known_by_its_broken_stream(stage: Stage) -> Non
     assert coordinator.membership.drafters
     await stage.ends["drafter"]()
     async with asyncio.timeout(5.0):  # no deadline is this short
-        while coordinator.membership.drafters:  # noqa: ASYNC110  it rings no bell
+        while coordinator.membership.drafters:  # noqa: ASYNC110  it rings no wakeup
             await asyncio.sleep(0.01)
     assert coordinator.metrics.value("worker_losses_total", pool="draft") == 1
 

@@ -350,14 +350,14 @@ async def test_a_client_that_does_not_read_is_cut_and_its_neighbours_go_on(pair:
         neighbour = asyncio.create_task(cell.client(frontend).complete([5, 6], max_tokens=200))
         message = generate_pb2.GenerateRequest(request_id="slow")
         request = Request("slow", (1, 2), SamplingParams(), 256, Off())
-        outlet = OutputQueue(4)
-        frontend.cell.submit(SubmitRequest(message, request, asyncio.get_running_loop().time(), 30.0), outlet)
+        sink = OutputQueue(4)
+        frontend.cell.submit(SubmitRequest(message, request, asyncio.get_running_loop().time(), 30.0), sink)
         await until(lambda: frontend.metrics.value("slow_readers_cut_total"))
-        taken = await outlet.take()
+        taken = await sink.take()
         assert taken is not None
         assert len(taken) == 4
         with pytest.raises(CutAsSlow, match="reads too slowly"):
-            await outlet.take()
+            await sink.take()
         assert len((await neighbour).token_ids) == 200
         await cell.freed()
         assert cell.coordinator.metrics.value("requests_total", outcome="slow_reader") == 1

@@ -33,7 +33,7 @@ def prompts(cell: RoundsCell) -> int:
 async def read(tracks: list[RequestState]) -> dict[int, list[int]]:
     """Tokens by answer, to the end; raises the error that ended them."""
     got: dict[int, list[int]] = {}
-    while (pieces := await tracks[0].outlet.take()) is not None:  # type: ignore[attr-defined]
+    while (pieces := await tracks[0].sink.take()) is not None:  # type: ignore[attr-defined]
         for piece, _ in pieces:
             got.setdefault(piece.index, []).extend(piece.tokens)
     return got
@@ -65,7 +65,7 @@ async def test_the_queue_takes_all_answers_of_a_request_or_none() -> None:
 
 @virtual
 async def test_an_error_of_one_answer_ends_the_request() -> None:
-    cell = RoundsCell(outlet=1)
+    cell = RoundsCell(sink=1)
     tracks = ask(cell, 3, max_tokens=40)  # nobody reads
     await cell.finish(*tracks)
     with pytest.raises(Overloaded):

@@ -150,6 +150,6 @@ async def test_a_tenant_with_nobody_running_does_not_wait_for_others_to_end() ->
         cell.ask(tenant="flood")
     assert (cell.admission.running, cell.admission.queued) == (8, 4)
     light = cell.ask(tenant="light")
-    assert light.tally.placed is not None
+    assert light.stats.placed is not None
     for tenant in ("light", "another"):  # has one running; no place is left for newcomers
-        assert cell.ask(tenant=tenant).tally.placed is None
+        assert cell.ask(tenant=tenant).stats.placed is None

@@ -36,7 +36,7 @@ def test_the_answer_is_what_plain_decoding_gives_under_every_policy(policy: str,
         assert await read(track) == answer_of((5, 6), 23)
         assert track.end == End(Reason.LENGTH)
         assert cell.clean()
-        assert (track.tally.drafted > 0) is (policy != "off")
+        assert (track.stats.drafted > 0) is (policy != "off")
 
     story(tell, waits=Conduct(window=window))
 
@@ -47,7 +47,7 @@ def test_several_policies_share_the_rounds_of_a_lane() -> None:
         await cell.finish(*tracks)
         for seed, track in enumerate(tracks):
             assert await read(track) == answer_of((seed, 3), 60)
-        one, three, off = tracks[1].tally, tracks[2].tally, tracks[-1].tally
+        one, three, off = tracks[1].stats, tracks[2].stats, tracks[-1].stats
         assert max(i for i, count in enumerate(one.verified_histogram) if count) == 1
         assert max(i for i, count in enumerate(three.verified_histogram) if count) == 3
         assert off.drafted == 0
@@ -61,7 +61,7 @@ def test_drafts_take_fewer_rounds_than_tokens() -> None:
     async def tell(cell: RoundsCell) -> None:
         track = cell.ask(max_tokens=60)
         await cell.finish(track)
-        assert track.tally.rounds < 30
+        assert track.stats.rounds < 30
 
     story(tell)
 
@@ -71,16 +71,16 @@ def test_histograms_agree_with_the_counters_for_every_length(max_tokens: int) ->
     async def tell(cell: RoundsCell) -> None:
         track = cell.ask(max_tokens=max_tokens)
         await cell.finish(track)
-        tokens, tally = await read(track), track.tally
+        tokens, stats = await read(track), track.stats
         assert len(tokens) == max_tokens
-        assert sum(tally.acceptance_histogram) == sum(tally.verified_histogram) == tally.rounds
-        assert tally.accepted <= tally.verified <= tally.drafted
-        assert tally.committed_by_rounds == max_tokens - 1
-        assert tally.accepted == cell.metrics.value("spec_decode_num_accepted_tokens_total")
+        assert sum(stats.acceptance_histogram) == sum(stats.verified_histogram) == stats.rounds
+        assert stats.accepted <= stats.verified <= stats.drafted
+        assert stats.committed_by_rounds == max_tokens - 1
+        assert stats.accepted == cell.metrics.value("spec_decode_num_accepted_tokens_total")
         wasted = sum(
             cell.metrics.value("draft_wasted_tokens_total", reason=why) for why in ("not_verified", "rejected", "cut")
         )
-        assert tally.drafted == tally.accepted + wasted
+        assert stats.drafted == stats.accepted + wasted
         assert cell.metrics.value("generation_tokens_total") == max_tokens
 
     story(tell)
@@ -141,7 +141,7 @@ def test_a_reader_that_is_too_slow_is_cut() -> None:
         with pytest.raises(Overloaded):
             await read(track)
 
-    story(tell, outlet=5)
+    story(tell, sink=5)
 
 
 def test_prefills_go_a_few_at_a_time_in_order() -> None:
@@ -208,7 +208,7 @@ def test_r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged_befor
         cell.port.port.tell = told  # type: ignore[method-assign]
         track = cell.ask(max_tokens=30)
         pieces = 0
-        while (taken := await track.outlet.take()) is not None:  # type: ignore[attr-defined]
+        while (taken := await track.sink.take()) is not None:  # type: ignore[attr-defined]
             pieces += len(taken)
             happened.append("shown")
             last = [each for each in happened if each != "shown"][-1]
@@ -401,12 +401,12 @@ def test_a_lost_drafter_only_slows_the_answer() -> None:
     async def tell(cell: RoundsCell) -> None:
         track = cell.ask(max_tokens=60)
         await asyncio.sleep(0.06)
-        drafted = track.tally.drafted
+        drafted = track.stats.drafted
         assert drafted > 0
         cell.lose_drafter(cell.drafters[0])
         await cell.finish(track)
         assert await read(track) == answer_of((5, 6), 60)
-        assert track.tally.drafted - drafted <= 8
+        assert track.stats.drafted - drafted <= 8
         assert cell.metrics.value("empty_blocks_total", reason="no_drafter") > 10
         assert [each for each in cell.port.told if isinstance(each, DrafterAt)][-1].use is Use.GONE
         assert cell.clean()
@@ -422,10 +422,10 @@ def test_another_drafter_takes_over_without_a_second_prefill() -> None:
         second = cell.add_drafter()
         cell.lose_drafter(first)
         await asyncio.sleep(0.1)
-        before = [track.tally.drafted for track in tracks]
+        before = [track.stats.drafted for track in tracks]
         assert {track.drafter for track in tracks} == {second}
         await cell.finish(*tracks)
-        assert all(track.tally.drafted > was + 8 for track, was in zip(tracks, before, strict=True))
+        assert all(track.stats.drafted > was + 8 for track, was in zip(tracks, before, strict=True))
         assert cell.metrics.value("prefills_total", reason="new") == 4
         assert cell.clean()
 
@@ -442,7 +442,7 @@ def test_the_least_loaded_drafter_is_chosen_unless_the_request_names_one() -> No
         await asyncio.sleep(0.001)
         assert {track.drafter.facts.name for track in named if track.drafter} == {"draft/1"}
         await cell.finish(*tracks, *named, nobody)
-        assert nobody.tally.drafted == 0
+        assert nobody.stats.drafted == 0
         assert cell.clean()
 
     story(tell, drafters=3)
@@ -457,10 +457,10 @@ def test_r10_a_drafter_that_only_this_process_lost_goes_on_drafting_for_who_is_t
         cell.load.pop(drafter, None)
         late = cell.ask((8, 9), max_tokens=20)
         await asyncio.sleep(0.05)
-        before = track.tally.drafted
+        before = track.stats.drafted
         await cell.finish(track, late)
-        assert track.tally.drafted > before + 8
-        assert late.tally.drafted == 0, "nobody new"
+        assert track.stats.drafted > before + 8
+        assert late.stats.drafted == 0, "nobody new"
         uses = [each.use for each in cell.port.told if isinstance(each, DrafterAt)]
         assert uses == [Use.YES, Use.NO_NEW, Use.GONE]
         assert cell.clean()
@@ -481,7 +481,7 @@ def test_a_drafter_that_leaves_hands_its_sequences_to_another_one() -> None:
         await asyncio.sleep(0.0001)
         assert late.drafter is cell.drafters[1], "nobody new"
         await cell.finish(*tracks, late)
-        assert all(track.tally.drafted > 40 for track in tracks)
+        assert all(track.stats.drafted > 40 for track in tracks)
 
     story(tell, drafters=2)
 
@@ -496,7 +496,7 @@ def test_a_silent_drafter_costs_a_deadline_and_its_sequences_go_to_another_one()
         assert await read(track) == answer_of((5, 6), 400)
         assert cell.metrics.value("empty_blocks_total", reason="late") == 1
         assert [each.what for each in cell.port.said if isinstance(each, DrafterEvent)] == ["late", "silent"]
-        assert track.tally.drafted > 0
+        assert track.stats.drafted > 0
 
     story(tell)
 
@@ -1093,7 +1093,7 @@ def test_a_plan_is_told_once_and_names_a_newcomer_with_terms_of_its_own() -> Non
 def test_a_lane_whose_drafts_are_wrong_goes_without_most_of_them() -> None:
     async def tell(cell: RoundsCell) -> None:
         tracks = [cell.ask((seed, 6), max_tokens=300) for seed in range(2)]
-        await cell.until(lambda: tracks[0].tally.rounds >= 150)
+        await cell.until(lambda: tracks[0].stats.rounds >= 150)
         drafts = cell.metrics.value("spec_decode_num_drafts_total")
         await cell.finish(*tracks)
         assert [await read(track) for track in tracks] == [answer_of((seed, 6), 300) for seed in range(2)]

@@ -147,9 +147,9 @@ def test_answers_are_exact_and_nothing_is_left_behind(seed: int) -> None:
                 assert said == expected[: len(said)]
                 continue
             assert await read(track) == expected
-            tally = track.tally
-            assert sum(tally.acceptance_histogram) == tally.rounds
-            assert tally.accepted <= tally.verified <= tally.drafted
+            stats = track.stats
+            assert sum(stats.acceptance_histogram) == stats.rounds
+            assert stats.accepted <= stats.verified <= stats.drafted
         for noted in storm.epochs.values():
             assert noted == sorted(set(noted)), "no epoch twice"
         for port in storm.ports:

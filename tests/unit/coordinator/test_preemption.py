@@ -29,7 +29,7 @@ async def test_who_was_preempted_goes_before_everybody_younger() -> None:
     await asyncio.sleep(0.02)
     late = [cell.ask((seed, 9), max_tokens=60) for seed in range(2, 5)]
     await cell.finish(*first, *late)
-    ended = sorted((*first, *late), key=lambda track: track.tally.first or 0.0)
+    ended = sorted((*first, *late), key=lambda track: track.stats.first or 0.0)
     assert [track.sequence.number for track in ended] == sorted(track.sequence.number for track in ended)
     assert [await read(track) for track in late] == [answer_of((seed, 9), 60) for seed in range(2, 5)]
 
@@ -54,5 +54,5 @@ async def test_a_drafter_without_room_costs_drafts_and_nothing_else() -> None:
     await cell.finish(*tracks)
     assert [await read(track) for track in tracks] == [answer_of((seed, 7), 12) for seed in range(3)]
     assert cell.metrics.value("empty_blocks_total", reason="no_drafter") > 0
-    assert sum(track.tally.drafted for track in tracks) == 0
+    assert sum(track.stats.drafted for track in tracks) == 0
     assert cell.metrics.value("num_preemptions_total") == 0

@@ -52,14 +52,14 @@ class Desk:
         request = Request(
             "r", PROMPT, law or SamplingParams(temperature=0.0), TOKENS, parse_policy("adaptive"), choices=choices
         )
-        outlet = OutputQueue(64, choices)
+        sink = OutputQueue(64, choices)
         reader = OutputProcessor(request, lambda: None, 0.0, offsets or ())
-        return reader, outlet, self.cell.submit(SubmitRequest(message, request, 0.0, 60.0), outlet)
+        return reader, sink, self.cell.submit(SubmitRequest(message, request, 0.0, 60.0), sink)
 
-    async def read(self, reader: OutputProcessor, outlet: OutputQueue, *, at_least: int = 0) -> None:
+    async def read(self, reader: OutputProcessor, sink: OutputQueue, *, at_least: int = 0) -> None:
         """Until the end, or until so many tokens of the first answer are held."""
         while not reader.done and not (at_least and len(self.shown.get(0, [])) >= at_least):
-            waiting = await outlet.take()
+            waiting = await sink.take()
             assert waiting is not None
             for shown in reader.read(waiting, lambda index: None):
                 held = self.shown.setdefault(shown.index, [])
@@ -72,8 +72,8 @@ def lose(desk: Desk) -> None:
     desk.toy.lose_verifier()
 
 
-async def to_the_end(outlet: OutputQueue) -> None:
-    while await outlet.take() is not None:
+async def to_the_end(sink: OutputQueue) -> None:
+    while await sink.take() is not None:
         continue
 
 
@@ -89,15 +89,15 @@ SAMPLED = SamplingParams(temperature=0.8, seed=99, rule=Rule.BLOCK)  # the toy t
 async def test_the_rest_comes_after_the_coordinator_was_lost(held: int) -> None:
     journal = in_memory()  # what the next process reads
     first = Desk(journal)
-    reader, outlet, _ = first.ask(law=SAMPLED)
-    await first.read(reader, outlet, at_least=held)
+    reader, sink, _ = first.ask(law=SAMPLED)
+    await first.read(reader, sink, at_least=held)
     epoch = journal.find("r").answers[0].epoch  # type: ignore[union-attr]
     lose(first)
     second = Desk(journal)
     second.shown = {0: first.shown[0][:held]}  # the last words may have got lost on their way
-    reader, outlet, call = second.ask(law=SAMPLED, offsets=(held,))
+    reader, sink, call = second.ask(law=SAMPLED, offsets=(held,))
     assert all(track.sequence.epoch > epoch for track in call.tracks.values()), "no draw is used twice"
-    await second.read(reader, outlet)
+    await second.read(reader, sink)
     assert second.shown[0] == EXPECTED
     assert reader.answers[0].answered == TOKENS
     assert second.toy.metrics.value("prefills_total", reason="new") == 0
@@ -115,9 +115,9 @@ async def test_what_a_client_was_shown_is_on_disk(tmp_path: Path) -> None:
 
     journal = on_disk(tmp_path / "written")
     desk = Desk(journal, RoundsCell(write=journal.write, drafters=0, waits=Conduct(window=0)))
-    reader, outlet, _ = desk.ask(law=SAMPLED)
+    reader, sink, _ = desk.ask(law=SAMPLED)
     while True:
-        await desk.read(reader, outlet, at_least=len(desk.shown.get(0, [])) + 1)
+        await desk.read(reader, sink, at_least=len(desk.shown.get(0, [])) + 1)
         there = tmp_path / str(len(desk.shown[0]))
         shutil.copytree(tmp_path / "written", there)
         after = on_disk(there)
@@ -138,11 +138,11 @@ async def test_it_goes_on_under_the_seed_it_began_with_and_a_higher_epoch_every_
     for seed, held in ((99, 3), (5, 9), (7, 15)):
         desk = Desk(journal)
         desk.shown = {0: EXPECTED[:shown]}
-        reader, outlet, call = desk.ask(law=replace(SAMPLED, seed=seed), offsets=(shown,) if shown else None)
+        reader, sink, call = desk.ask(law=replace(SAMPLED, seed=seed), offsets=(shown,) if shown else None)
         laws = {track.request.law.seed for track in call.tracks.values()}
         assert laws == {99}
         epochs.append(call.tracks[0].sequence.epoch)
-        await desk.read(reader, outlet, at_least=held)
+        await desk.read(reader, sink, at_least=held)
         shown = len(desk.shown[0])
         lose(desk)
     assert epochs == sorted(set(epochs))
@@ -152,9 +152,9 @@ async def test_it_goes_on_under_the_seed_it_began_with_and_a_higher_epoch_every_
 async def test_answers_of_one_request_draw_by_their_own_noise_and_resume_under_their_own_epochs() -> None:
     journal = in_memory()
     first = Desk(journal)
-    reader, outlet, call = first.ask(law=SAMPLED, choices=2)
+    reader, sink, call = first.ask(law=SAMPLED, choices=2)
     assert [call.tracks[index].request.law.choice for index in range(2)] == [0, 1]
-    await first.read(reader, outlet, at_least=3)
+    await first.read(reader, sink, at_least=3)
     entry = journal.find("r")
     assert entry is not None
     entry.answers[1].epoch = 4  # the second one has been handed over more often
@@ -162,9 +162,9 @@ async def test_answers_of_one_request_draw_by_their_own_noise_and_resume_under_t
     second = Desk(journal)
     second.shown = {index: list(said.tokens) for index, said in enumerate(entry.answers)}
     held = tuple(len(second.shown[index]) for index in range(2))
-    reader, outlet, call = second.ask(law=SAMPLED, choices=2, offsets=held)
+    reader, sink, call = second.ask(law=SAMPLED, choices=2, offsets=held)
     assert [call.tracks[index].sequence.epoch for index in range(2)] == [1, 5]
-    await second.read(reader, outlet, at_least=held[0] + 3)
+    await second.read(reader, sink, at_least=held[0] + 3)
     assert [said.epoch for said in entry.answers] == [1, 5]
 
 
@@ -186,16 +186,16 @@ async def test_log_probabilities_are_told_again_with_their_tokens() -> None:
     journal = in_memory()
     first = Desk(journal)
     tell(first.toy)
-    reader, outlet, _ = first.ask(law=law)
-    await first.read(reader, outlet, at_least=9)
+    reader, sink, _ = first.ask(law=law)
+    await first.read(reader, sink, at_least=9)
     lose(first)
     for held in (2, 5, 9):
         second = Desk(journal)
         tell(second.toy)
-        reader, outlet, _ = second.ask(law=law, offsets=(held,))
+        reader, sink, _ = second.ask(law=law, offsets=(held,))
         got: list[ScoredToken] = []
         while not reader.done:
-            waiting = await outlet.take()
+            waiting = await sink.take()
             assert waiting is not None
             for shown in reader.read(waiting, lambda index: None):
                 assert len(shown.tokens) == len(shown.logprobs)
@@ -207,12 +207,12 @@ async def test_log_probabilities_are_told_again_with_their_tokens() -> None:
 async def test_an_answer_that_ended_unseen_is_told_without_any_work() -> None:
     journal = in_memory()
     first = Desk(journal)
-    reader, outlet, _ = first.ask()
-    await first.read(reader, outlet)
+    reader, sink, _ = first.ask()
+    await first.read(reader, sink)
     second = Desk(journal)
     second.shown = {0: EXPECTED[:TOKENS]}
-    reader, outlet, call = second.ask(offsets=(TOKENS,))
-    await second.read(reader, outlet)
+    reader, sink, call = second.ask(offsets=(TOKENS,))
+    await second.read(reader, sink)
     assert not call.tracks
     assert not any(isinstance(each, Admission) for each in second.toy.port.told)
     assert reader.answers[0].end is not None
@@ -223,16 +223,16 @@ async def test_an_answer_that_ended_unseen_is_told_without_any_work() -> None:
 async def test_of_several_answers_only_those_that_lack_something_go_on() -> None:
     journal = in_memory()
     first = Desk(journal)
-    reader, outlet, call = first.ask(choices=3)
-    await first.read(reader, outlet, at_least=5)
+    reader, sink, call = first.ask(choices=3)
+    await first.read(reader, sink, at_least=5)
     call.finish(1)  # its text ended it
     await asyncio.sleep(0.001)
     first.shown.setdefault(1, []), first.shown.setdefault(2, [])
     second = Desk(journal)
     second.shown = {index: list(first.shown[index]) for index in range(3)}
-    reader, outlet, call = second.ask(choices=3, offsets=tuple(len(second.shown[index]) for index in range(3)))
+    reader, sink, call = second.ask(choices=3, offsets=tuple(len(second.shown[index]) for index in range(3)))
     assert sorted(call.tracks) == [0, 2]
-    await second.read(reader, outlet)
+    await second.read(reader, sink)
     assert second.shown[0] == second.shown[2] == EXPECTED
     assert second.shown[1] == EXPECTED[: len(second.shown[1])]
 
@@ -240,13 +240,13 @@ async def test_of_several_answers_only_those_that_lack_something_go_on() -> None
 @virtual
 async def test_a_running_request_is_taken_over() -> None:
     desk = Desk(in_memory())
-    reader, outlet, _ = desk.ask()
-    await desk.read(reader, outlet, at_least=5)
+    reader, sink, _ = desk.ask()
+    await desk.read(reader, sink, at_least=5)
     reader, again, _ = desk.ask(offsets=(len(desk.shown[0]),))
     await desk.read(reader, again)
     assert desk.shown[0] == EXPECTED
     with pytest.raises(RequestCancelled):
-        await to_the_end(outlet)
+        await to_the_end(sink)
     await asyncio.sleep(0.1)
     assert desk.toy.clean()
     assert desk.toy.admission.running == 0
@@ -260,8 +260,8 @@ async def test_a_running_request_is_taken_over() -> None:
 async def test_without_a_journal_repeatable_answers_are_computed_anew(law: SamplingParams, seeded: bool) -> None:
     desk = Desk(None)
     desk.shown = {0: EXPECTED[:17]}
-    reader, outlet, _ = desk.ask(law=law, seeded=seeded, offsets=(17,))
-    await desk.read(reader, outlet)
+    reader, sink, _ = desk.ask(law=law, seeded=seeded, offsets=(17,))
+    await desk.read(reader, sink)
     assert desk.shown[0] == EXPECTED
 
 
@@ -279,8 +279,8 @@ async def test_what_cannot_be_resumed_is_refused_by_name() -> None:
         desk.ask(
             law=SamplingParams(temperature=1.0, seed=3, rule=Rule.BLOCK), seeded=True, offsets=(3,)
         )  # its drafts are not known
-    reader, outlet, _ = desk.ask(law=SAMPLED)
-    await desk.read(reader, outlet, at_least=3)
+    reader, sink, _ = desk.ask(law=SAMPLED)
+    await desk.read(reader, sink, at_least=3)
     with pytest.raises(InvalidRequest, match="another request had this id"):
         desk.ask(offsets=(1,))
     with pytest.raises(InvalidRequest, match="the request began with another one"):
@@ -289,7 +289,7 @@ async def test_what_cannot_be_resumed_is_refused_by_name() -> None:
         desk.ask(law=SAMPLED)
     with pytest.raises(InvalidRequest, match="less is known of it than you hold"):
         desk.ask(law=SAMPLED, offsets=(TOKENS + 1,))
-    await desk.read(reader, outlet)
+    await desk.read(reader, sink)
     assert desk.shown[0] == EXPECTED, "nothing of it has harmed the one that runs"
 
 

@@ -15,10 +15,10 @@ async def turns(count: int) -> None:
 
 
 async def test_readers_pass_in_order_a_few_in_each_turn_of_the_loop() -> None:
-    turnstile, passed = WakeUpLimit(at_a_time=2), list[int]()
+    wake_ups, passed = WakeUpLimit(at_a_time=2), list[int]()
 
     async def read(number: int) -> None:
-        await turnstile.passed()
+        await wake_ups.passed()
         passed.append(number)
 
     readers = [asyncio.create_task(read(number)) for number in range(7)]
@@ -33,11 +33,11 @@ async def test_readers_pass_in_order_a_few_in_each_turn_of_the_loop() -> None:
 
 
 async def test_a_reader_that_left_holds_nobody_up_and_later_ones_find_it_open() -> None:
-    turnstile = WakeUpLimit(at_a_time=1)
-    gone, here = (asyncio.create_task(turnstile.passed()) for _ in range(2))
+    wake_ups = WakeUpLimit(at_a_time=1)
+    gone, here = (asyncio.create_task(wake_ups.passed()) for _ in range(2))
     await turns(1)
     gone.cancel()
     async with asyncio.timeout(5):
         await here
         await asyncio.gather(gone, return_exceptions=True)
-        await turnstile.passed()
+        await wake_ups.passed()
