@@ -18,13 +18,13 @@ from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
 from coordinator.frontend.front_end import LAST_WRITES_S, FrontEnd
 from coordinator.lanes.conduct import Conduct, LaneContext
-from coordinator.lanes.explain import Explain
 from coordinator.lanes.monitor import Monitor
 from coordinator.queue.scheduler import QueueBounds, Scheduler
 from coordinator.reception.service import GENERATION
 from coordinator.reception.tokenizer import find_tokenizer
 from coordinator.requests.validation import parse_rule
 from coordinator.watching.tracing import Tracing, open_tracer
+from coordinator.watching.watch import Explain
 from coordinator.workers.breaker import CircuitBreaker
 from coordinator.workers.membership import ANNOUNCE_WAIT_S, Membership
 from coordinator.workers.worker import Address, WorkerAccess, WorkerRole
@@ -97,17 +97,18 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     metrics.policy_info.labels(policy=str(policy)).set(1)
     admission = Scheduler(_bounds(config), clock, metrics)
     journal = _journal(config, metrics)
+    explain = Explain(metrics.dropped.labels(kind="explained", reason="not_read").inc)
     lanes = LaneContext(
         clock,
         metrics,
         Monitor(metrics),
         _conduct(config),
-        Explain(metrics.dropped.labels(kind="explained", reason="not_read").inc),
+        explain,
         write=journal.write if journal is not None else lambda: None,
     )
     breaker = CircuitBreaker(losses=config.flap_limit)
     access = WorkerAccess(config.describe_deadline_s, shell.security.token, shell.security.tls, breaker)
-    membership = Membership(admission, lanes, access, warm_up_s=config.warm_up_s, rule=rule)
+    membership = Membership(admission, lanes, access, explain=explain, warm_up_s=config.warm_up_s, rule=rule)
     tracing = _traced(config, name, admission, membership, clock, metrics)
     cell = LocalCell(admission, membership, Offer(policy=policy, rule=rule), journal)
     frontends = CellService(cell, clock, metrics)

@@ -18,7 +18,6 @@ from coordinator.answers.answer import Answer, CommitLog
 from coordinator.answers.output_queue import OutputQueue
 from coordinator.answers.request_stats import RequestStats
 from coordinator.lanes.conduct import Conduct, LaneContext
-from coordinator.lanes.explain import Explain
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.monitor import Monitor
 from coordinator.lanes.request_state import RequestState
@@ -31,6 +30,7 @@ from coordinator.simulation.pair import SimulatedBlock, SimulatedContext, Simula
 from coordinator.simulation.verifier import SimulatedVerifier
 from coordinator.simulation.virtual_loop import run_virtual
 from coordinator.simulation.world import Hops, KVShape, World
+from coordinator.watching.watch import Explain
 from dspark.rounds.control import Down, Listener, Up
 from dspark.rounds.orders import Waits
 from dspark.rounds.policy import parse_policy

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 import grpc
 
 import dspark
-from coordinator.cells.explain_wire import ended_answers, explanations
 from coordinator.cells.frontends import CellService, FrontendConnection
 from coordinator.cells.local_cell import LocalCell
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.monitor import Monitor
 from coordinator.planning.cost_curve import CostCurve
+from coordinator.watching.messages import ended_answers, explanations
 from coordinator.workers.totals import write_totals
 from coordinator.workers.worker import Address, WorkerConnection, WorkerRole
 from dspark.errors import InvalidRequest
@@ -62,7 +62,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
     def Explain(
         self, request: control_pb2.ExplainRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[control_pb2.RoundExplanation]:
-        return explanations(self._cell.admission, self._cell.membership.explain, request)
+        admission = self._cell.admission
+        return explanations(lambda name: admission.find(name) is not None, self._cell.membership.explain, request)
 
     async def GetEnded(
         self, request: control_pb2.GetEndedRequest, context: grpc.aio.ServicerContext

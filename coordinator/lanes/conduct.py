@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from coordinator.clock import Clock
-from coordinator.lanes.explain import Explain
 from coordinator.lanes.facts import DrafterPort
 from coordinator.lanes.monitor import Monitor
+from coordinator.lanes.reported import RoundWatch
 from dspark.runtime.telemetry import Metrics
 
 
@@ -34,6 +34,6 @@ class LaneContext:
     metrics: Metrics
     monitor: Monitor
     conduct: Conduct = field(default_factory=Conduct)
-    explain: Explain = field(default_factory=Explain)
+    watch: RoundWatch | None = None
     load: Counter[DrafterPort] = field(default_factory=Counter)
     write: Callable[[], None] = lambda: None

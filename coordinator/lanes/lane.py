@@ -21,12 +21,12 @@ from coordinator.clock import Timer
 from coordinator.lanes.commits import Commits
 from coordinator.lanes.conduct import LaneContext
 from coordinator.lanes.drafter_assignment import DrafterAssignment
-from coordinator.lanes.explain import Reported
 from coordinator.lanes.facts import DrafterPort, VerifierFacts
 from coordinator.lanes.lane_drafters import LaneDrafters
 from coordinator.lanes.members import Members
 from coordinator.lanes.owner import Owner, hand_back
 from coordinator.lanes.placed import Placed
+from coordinator.lanes.reported import Reported
 from coordinator.lanes.request_state import LifeEvent, RequestState
 from coordinator.lanes.round_learning import RoundLearning
 from coordinator.lanes.silence import Silence
@@ -57,7 +57,7 @@ class Lane:
         """`on_lost`: the verifier is gone, and the lane closes."""
         clock, metrics, waits = shared.clock, shared.metrics, shared.conduct
         self.facts, self._port, self._owner, self._waits = facts, port, owner, waits
-        self._clock, self._metrics, self._write, self._explain = clock, metrics, shared.write, shared.explain
+        self._clock, self._metrics, self._write, self._round_watch = clock, metrics, shared.write, shared.watch
         self._on_lost, self._on_draining = on_lost, on_draining
         self._members = Members(facts, waits.prefills)
         self._drafters = LaneDrafters(shared.load, clock, shared.monitor)
@@ -250,8 +250,9 @@ class Lane:
         self.rounds += len(applied.rounds)
         self.committed_by_rounds += committed
         self._learning.note(applied)
-        if self._explain.watched and applied.rounds:
-            self._explain.reported(
+        watch = self._round_watch
+        if watch is not None and watch.watched and applied.rounds:
+            watch.reported(
                 Reported(self.facts.name, now, said, applied.rounds, tracks, self._plans.in_force, self._drafters.name)
             )
 

@@ -14,12 +14,12 @@ from coordinator.http.api import Api
 from coordinator.http.schema import StrictBody
 from coordinator.http.stream import EventStream, event
 from coordinator.http.template import Turn, newest_that_fit
-from coordinator.lanes.explain import Explain, RoundPart
 from coordinator.reception.input_processor import LONG_TEXT, encoded_now
 from coordinator.reception.response_stream import ResponseStream, write_complete
 from coordinator.reception.tokenizer import TextStream, Tokenizer
 from coordinator.requests.request import inside
 from coordinator.watching.explaining import Origin, Sums, origins, told
+from coordinator.watching.watch import Explain, RoundPart
 from dspark.client.request import Sampling, write_request
 from dspark.errors import RequestCancelled
 

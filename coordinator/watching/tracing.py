@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from coordinator.clock import Clock
-from coordinator.lanes.explain import Explain, RoundPart, Watch
+from coordinator.watching.watch import Explain, RoundPart, Watch
 from dspark.errors import ConfigError, Overloaded
 from dspark.runtime.telemetry import Metrics
 

@@ -19,6 +19,7 @@ from coordinator.lanes.conduct import LaneContext
 from coordinator.lanes.facts import DrafterFacts, DrafterPort, VerifierFacts
 from coordinator.lanes.lane import Lane
 from coordinator.queue.scheduler import Scheduler
+from coordinator.watching.watch import Explain
 from coordinator.workers.compatibility import drafter_mismatch, senseless, verifier_mismatch
 from coordinator.workers.descriptions import drafter_facts, verifier_facts
 from coordinator.workers.drafter_client import DrafterClient
@@ -43,17 +44,18 @@ class Membership:
         shared: LaneContext,
         access: WorkerAccess,
         *,
+        explain: Explain | None = None,
         warm_up_s: float = 0.0,
         rule: Rule = Rule.BLOCK,
     ) -> None:
-        """`warm_up_s` bounds the first requests of a worker, which go by `rule`, and how long the cell is not ready for
-        want of a drafter; 0: there are none."""
+        """explain: the watch of these lanes. `warm_up_s` bounds the first requests of a worker, which go by `rule`, and
+        how long the cell is not ready for want of a drafter; 0: there are none."""
         self._warm_up_s, self._rule = warm_up_s, rule
         self._shared, self._access = shared, access
         self._ready = False
         self._patience: Timer | None = None
         self._draining: frozenset[Address] = frozenset()
-        self.explain, self.monitor = shared.explain, shared.monitor
+        self.explain, self.monitor = explain or Explain(), shared.monitor
         self.on_serving: Callable[[bool], None] = lambda serving: None  # told whether anybody can be taken in
         self._admission, self._clock, self._metrics = admission, shared.clock, shared.metrics
         admission.verifier_warms = self._verifier_warms

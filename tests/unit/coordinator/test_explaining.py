@@ -8,8 +8,8 @@ import pytest
 from fakes import answer_of
 from rounds_cell import RoundsCell, ToyPair, story
 
-from coordinator.lanes.explain import RoundPart
 from coordinator.watching.explaining import Fate, Origin, PrefixEnd, price, sums_of, told
+from coordinator.watching.watch import RoundPart
 
 
 def explained(policy: str, max_tokens: int = 40, **settings: object) -> list[RoundPart]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import cast
 
-from coordinator.lanes.explain import Explain
-from coordinator.queue.scheduler import Scheduler
 from coordinator.watching.endings import Ended, Endings
 from coordinator.watching.explaining import Told, told
+from coordinator.watching.watch import Explain
 from dspark.errors import InvalidRequest
 from dspark.wire.v1 import control_pb2
 
@@ -17,20 +16,20 @@ LOOK_S = 0.25  # longest time until the end of a request is noticed
 
 
 async def explanations(
-    admission: Scheduler, explain: Explain, request: control_pb2.ExplainRequest
+    runs: Callable[[str], bool], explain: Explain, request: control_pb2.ExplainRequest
 ) -> AsyncIterator[control_pb2.RoundExplanation]:
-    """Until the request ends, or so many rounds were told."""
+    """Until the request ends, or so many rounds were told. runs: whether a request of this name does."""
     name, left = request.request_id, request.rounds or -1
-    if admission.find(name) is None:
+    if not runs(name):
         raise InvalidRequest("request_id", "no running request has this id")
     with explain.request(name) as watch:
         while left:
-            runs = admission.find(name) is not None
+            goes_on = runs(name)
             parts = watch.parts()
             for part in parts[:left] if left > 0 else parts:
                 yield write(told(part))
                 left -= 1
-            if not runs:
+            if not goes_on:
                 return
             if not parts:
                 try:

@@ -8,36 +8,13 @@ numbers of it when it is read.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from coordinator.lanes.request_state import RequestState
+from coordinator.lanes.reported import Reported
 from coordinator.wakeup import Wakeup
 from dspark.errors import Overloaded
-from dspark.rounds.control import PassReport
-from dspark.rounds.events import RoundReport
-from dspark.rounds.plan import Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """One cohort's round, when it had been committed. Times are clock times."""
-
-    lane: str
-    ended: float
-    report: PassReport
-    rounds: Sequence[RoundReport]  # [n] those that were the next ones of somebody here
-    tracks: Sequence[RequestState]  # [n]
-    plan: Plan  # in force; the one its orders were frozen by is the same or a little older
-    name_of: Callable[[int], str]  # drafter's number -> replica
-
-    def of(self, request_id: str) -> Iterator[tuple[RequestState, int, int]]:
-        """(track, row, tokens of prompt and answer before it) of every answer of a request."""
-        for row, (track, said) in enumerate(zip(self.tracks, self.rounds, strict=True)):
-            if track.request.id == request_id:
-                yield track, row, said.committed_before
-
 
 T = TypeVar("T")
 
@@ -103,7 +80,7 @@ class Watch:
 
 
 class Explain:
-    """Who watches. One for all lanes of a coordinator. lost: called for every round that was not read in time."""
+    """Keeps `RoundWatch`, for all lanes of a coordinator. lost: called for every round that was not read in time."""
 
     def __init__(self, lost: Callable[[], None] = lambda: None) -> None:
         self.lost = lost
