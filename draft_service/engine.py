@@ -15,6 +15,7 @@ import torch
 
 from draft_service.config import DraftConfig
 from draft_service.contexts import ContextStore
+from draft_service.engine_core import DraftEngineCore
 from draft_service.interface import DrafterShape, Rows
 from draft_service.interface import DraftItem as DraftItem
 from draft_service.loading import load_parts
@@ -22,7 +23,6 @@ from draft_service.sample_block import sample_block
 from dspark.decoding.shaping import Shaper, law_problem
 from dspark.model.calibration import Calibration
 from dspark.model.family import Drafter, Proposal
-from dspark.pages import Held
 from dspark.types import NO_Q, Block, Cursor, EmptyReason, Refusal, Rule, SparseQ
 from dspark.wire import tensors
 from dspark.wire.v1 import types_pb2
@@ -30,15 +30,13 @@ from dspark.wire.v1 import types_pb2
 log = structlog.get_logger("dspark.draft")
 
 
-class DraftEngine:
-    """One drafter, one pool of context, the sequences that live in it."""
+class DraftEngine(DraftEngineCore):
+    """Keeps `DraftEnginePort` with a drafter that runs."""
 
     def __init__(
         self, *, drafter: Drafter, calibration: Calibration, config: DraftConfig, version: str, calibrated: bool
     ) -> None:
         self.drafter = drafter
-        self.config = config
-        self.fingerprint = version
         self.calibrated = calibrated
         self.device: torch.device = next(drafter.parameters()).device
         self._calibration = calibration
@@ -46,6 +44,9 @@ class DraftEngine:
         self._contexts = ContextStore(
             drafter, tokens=config.context_tokens, page_size=config.page_size, max_sequences=config.max_sequences
         )
+        own = drafter.config
+        shape = DrafterShape(own.vocab_size, drafter.width, own.block_size, own.enable_confidence_head)
+        super().__init__(config, version, self._contexts, shape, own.max_position_embeddings)
 
     @staticmethod
     def load(config: DraftConfig) -> DraftEngine:
@@ -62,12 +63,6 @@ class DraftEngine:
     # -- what it is -------------------------------------------------------------------------
 
     @property
-    def context_length(self) -> int:
-        """Blocks that would reach past this many tokens are empty."""
-        own = self.drafter.config.max_position_embeddings
-        return own if self.config.context_length is None else min(own, self.config.context_length)
-
-    @property
     def projection(self) -> str:
         """Fingerprint of the projection that rows must come from."""
         return self.drafter.fingerprint
@@ -80,24 +75,11 @@ class DraftEngine:
     def dtype(self) -> str:
         return str(next(self.drafter.parameters()).dtype).removeprefix("torch.")
 
-    @property
-    def held(self) -> Held:
-        return Held(len(self._contexts), self._contexts.pages.held, self._contexts.pages.total)
-
-    @property
-    def shape(self) -> DrafterShape:
-        own = self.drafter.config
-        return DrafterShape(own.vocab_size, self.drafter.width, own.block_size, own.enable_confidence_head)
-
     # -- contexts ---------------------------------------------------------------------------
 
     def read_rows(self, chunk: types_pb2.TensorChunk, max_rows: int) -> torch.Tensor:
         """[rows, width] of a message; raises PeerError naming the field that is wrong."""
         return tensors.read_tensor(chunk, width=self.drafter.width, max_rows=max_rows)
-
-    def open(self, cursor: Cursor, reserve_tokens: int, *, owner: int = 0) -> Refusal | None:
-        """Makes room for a sequence, as far as blocks can reach: rows past that length are of no use here."""
-        return self._contexts.open(cursor, min(reserve_tokens, self.context_length), owner)
 
     def ingest(
         self, sequence: int, epoch: int, start: int, token_ids: Sequence[int], rows: torch.Tensor
@@ -108,20 +90,6 @@ class DraftEngine:
     def ingest_many(self, chunks: Sequence[Rows]) -> list[int | Refusal]:
         """Several chunks in one pass."""
         return self._contexts.ingest(chunks)
-
-    def watermark(self, sequence: int, epoch: int | None = None) -> int:
-        """Contiguous rows held; 0 for an unknown sequence or another epoch."""
-        return self._contexts.watermark(sequence, epoch)
-
-    def knows(self, cursor: Cursor) -> bool:
-        """Whether the sequence is open under this epoch."""
-        return self._contexts.knows(cursor)
-
-    def release(self, sequence: int, epoch: int) -> bool:
-        return self._contexts.release(sequence, epoch)
-
-    def release_owner(self, owner: int) -> int:
-        return self._contexts.release_owner(owner)
 
     # -- rounds -----------------------------------------------------------------------------
 
@@ -140,29 +108,11 @@ class DraftEngine:
         blocks = self.draft(items)
         return blocks, time.perf_counter_ns() - began
 
-    def _empty(self, item: DraftItem) -> Block | None:
-        """The empty block of an item that cannot be drafted, None for one that can."""
-        shape = self.drafter.config
-        cursor, watermark = item.cursor, self.watermark(item.cursor.sequence, item.cursor.epoch)
-
-        def because(reason: EmptyReason) -> Block:
-            return Block(cursor, empty_reason=reason, watermark=watermark)
-
-        if not 0 <= item.anchor < shape.vocab_size or cursor.committed_len < 1:
-            return because(EmptyReason.INVALID)
-        if item.features_through > cursor.anchor_position:
-            return because(EmptyReason.INVALID)
-        if self._contexts.in_order and not self._lag <= item.features_through == cursor.anchor_position:
-            return because(EmptyReason.INVALID)  # the anchor continues the context, or nothing does
-        if item.law.shapes and law_problem(item.law, shape.vocab_size) is not None:
-            return because(EmptyReason.INVALID)
-        if not self.knows(cursor):
-            return because(EmptyReason.UNKNOWN_SEQUENCE)
-        if cursor.anchor_position + shape.block_size > self.context_length:
-            return because(EmptyReason.TOO_LONG)
-        if watermark < item.features_through:
-            return because(EmptyReason.FEATURES_MISSING)
-        return None
+    def _sound(self, item: DraftItem) -> bool:
+        position = item.cursor.anchor_position
+        if self._contexts.in_order and not self._lag <= item.features_through == position:
+            return False  # the anchor continues the context, or nothing does
+        return not item.law.shapes or law_problem(item.law, self.drafter.config.vocab_size) is None
 
     def _groups(self, items: Sequence[DraftItem], runnable: list[int]) -> list[list[int]]:
         """Batches: of like context lengths where those are padded, so that padding costs at most about as much as the

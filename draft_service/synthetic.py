@@ -15,16 +15,16 @@ import numpy as np
 
 from draft_service.config import DraftConfig
 from draft_service.context_table import Context, ContextTable
+from draft_service.engine_core import DraftEngineCore
 from draft_service.interface import DrafterShape, DraftItem, Rows
 from dspark.errors import PeerError
-from dspark.pages import Held
 from dspark.runtime.cost_store import Curve
 from dspark.synthetic.blocks import BlockMaker
 from dspark.synthetic.law import SyntheticLaw
 from dspark.synthetic.pace import Pace
 from dspark.synthetic.rows import Values, first_token, read_rows
 from dspark.synthetic.spec import SyntheticSpec, load_spec
-from dspark.types import Block, Cursor, EmptyReason, Refusal, RefusalReason
+from dspark.types import Block, Refusal, RefusalReason
 from dspark.wire.v1 import types_pb2
 
 
@@ -39,8 +39,8 @@ class _Context(Context):
         self.first_token = None
 
 
-class SyntheticDraftEngine:
-    """Keeps `interface.Engine`."""
+class SyntheticDraftEngine(DraftEngineCore):
+    """Keeps `DraftEnginePort` with a drafter that sleeps."""
 
     calibrated = True
     device = "synthetic"
@@ -48,13 +48,7 @@ class SyntheticDraftEngine:
 
     def __init__(self, spec: SyntheticSpec, config: DraftConfig) -> None:
         self.spec = spec
-        self.config = dataclasses.replace(config, drafter=config.drafter or "synthetic")
-        self.fingerprint = f"synthetic-{spec.fingerprint}"
-        self.projection = self.fingerprint
-        self.shape = DrafterShape(spec.vocabulary, spec.feature_width, spec.block, has_confidence=True)
         self.q_entries = min(config.q_entries, spec.vocabulary)
-        self.context_length = min(spec.context_length, config.context_length or spec.context_length)
-        self.missed_ns = 0  # by which passes ended later than the file says, in all
         self._law = SyntheticLaw(spec)
         self._blocks = BlockMaker(self._law, self.q_entries)
         self._pace = Pace(spec.jitter, spec.seed + 1)
@@ -64,6 +58,13 @@ class SyntheticDraftEngine:
             page_size=config.page_size,
             max_sequences=config.max_sequences,
         )
+        config = dataclasses.replace(config, drafter=config.drafter or "synthetic")
+        shape = DrafterShape(spec.vocabulary, spec.feature_width, spec.block, has_confidence=True)
+        super().__init__(config, f"synthetic-{spec.fingerprint}", self._contexts, shape, spec.context_length)
+
+    @property
+    def projection(self) -> str:
+        return self.fingerprint
 
     @staticmethod
     def load(config: DraftConfig) -> SyntheticDraftEngine:
@@ -75,15 +76,7 @@ class SyntheticDraftEngine:
         sizes, contexts, seconds = self.spec.draft.announced()
         return Curve(np.array(sizes), np.array(contexts), np.array(seconds), "synthetic")
 
-    @property
-    def held(self) -> Held:
-        pages = self._contexts.pages
-        return Held(len(self._contexts), pages.held, pages.total)
-
     # -- contexts ---------------------------------------------------------------------------
-
-    def open(self, cursor: Cursor, reserve_tokens: int, *, owner: int = 0) -> Refusal | None:
-        return self._contexts.open(cursor, min(reserve_tokens, self.context_length), owner)
 
     def read_rows(self, chunk: types_pb2.TensorChunk, max_rows: int) -> Values:
         values = read_rows(chunk, width=self.shape.hidden_size, max_rows=max_rows)
@@ -104,18 +97,6 @@ class SyntheticDraftEngine:
                 return Refusal(RefusalReason.INVALID, str(error))
         context.add(chunk.start, chunk.start + len(chunk.rows))
         return context.watermark
-
-    def watermark(self, sequence: int, epoch: int | None = None) -> int:
-        return self._contexts.watermark(sequence, epoch)
-
-    def knows(self, cursor: Cursor) -> bool:
-        return self._contexts.knows(cursor)
-
-    def release(self, sequence: int, epoch: int) -> bool:
-        return self._contexts.release(sequence, epoch)
-
-    def release_owner(self, owner: int) -> int:
-        return self._contexts.release_owner(owner)
 
     # -- rounds -----------------------------------------------------------------------------
 
@@ -139,25 +120,10 @@ class SyntheticDraftEngine:
             self._pass(began, asked)
         return [block for block in blocks if block is not None], time.perf_counter_ns() - began
 
-    def _empty(self, item: DraftItem) -> Block | None:
-        """The empty block of an item that cannot be drafted, None for one that can."""
-        cursor, watermark = item.cursor, self.watermark(item.cursor.sequence, item.cursor.epoch)
-        reason = None
-        sound = 0 <= item.anchor < self.shape.vocab_size and cursor.committed_len >= 1
-        if not sound or item.features_through > cursor.anchor_position:
-            reason = EmptyReason.INVALID
-        elif not self.knows(cursor):
-            reason = EmptyReason.UNKNOWN_SEQUENCE
-        elif cursor.anchor_position + self.shape.block_size > self.context_length:
-            reason = EmptyReason.TOO_LONG
-        elif watermark < item.features_through:
-            reason = EmptyReason.FEATURES_MISSING
-        return None if reason is None else Block(cursor, empty_reason=reason, watermark=watermark)
-
     def _pass(self, began_ns: int, asked: Sequence[DraftItem]) -> None:
         context = sum(item.cursor.committed_len for item in asked) / len(asked)
         most = self.config.max_batch_sequences
         seconds = sum(
             self.spec.draft.seconds(min(len(asked) - first, most), context) for first in range(0, len(asked), most)
         )
-        self.missed_ns += self._pace.sleep_until(began_ns + int(self._pace.take(seconds) * 1e9))
+        self._pace.sleep_until(began_ns + int(self._pace.take(seconds) * 1e9))

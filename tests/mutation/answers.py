@@ -162,7 +162,7 @@ ANSWERS = [
         ),
     ),
     *in_file(
-        "draft_service/engine.py",
+        "draft_service/engine_core.py",
         (
             "blocks are drafted although rows are missing",
             "if watermark < item.features_through:",
@@ -194,7 +194,7 @@ ANSWERS = [
     ),
     harmless(
         "rows of another epoch count for a block",
-        "draft_service/engine.py",
+        "draft_service/engine_core.py",
         "self.watermark(item.cursor.sequence, item.cursor.epoch)\n\n        def because",
         "self.watermark(item.cursor.sequence)\n\n        def because",
         "a sequence that is here under another epoch gets no block before its rows are looked at",

@@ -1,0 +1,78 @@
+"""What draft engines have in common: contexts, and which items can be drafted. No torch.
+
+An item that cannot be drafted gets an empty block that says why; an empty block is an ordinary block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draft_service.config import DraftConfig
+from draft_service.context_table import ContextTable
+from draft_service.interface import DrafterShape, DraftItem
+from dspark.pages import Held
+from dspark.types import Block, Cursor, EmptyReason, Refusal
+
+
+class DraftEngineCore:
+    """One pool of context, the sequences that live in it."""
+
+    def __init__(
+        self,
+        config: DraftConfig,
+        version: str,
+        contexts: ContextTable[Any],
+        shape: DrafterShape,
+        longest: int,
+    ) -> None:
+        """longest: tokens that the drafter itself can reach."""
+        self.config, self.fingerprint, self.shape, self._table = config, version, shape, contexts
+        own = config.context_length
+        self.context_length = longest if own is None else min(longest, own)  # blocks beyond it are empty
+
+    @property
+    def held(self) -> Held:
+        pages = self._table.pages
+        return Held(len(self._table), pages.held, pages.total)
+
+    def open(self, cursor: Cursor, reserve_tokens: int, *, owner: int = 0) -> Refusal | None:
+        """Makes room for a sequence, as far as blocks can reach: rows past that length are of no use here."""
+        return self._table.open(cursor, min(reserve_tokens, self.context_length), owner)
+
+    def watermark(self, sequence: int, epoch: int | None = None) -> int:
+        """Contiguous rows held; 0 for an unknown sequence or another epoch."""
+        return self._table.watermark(sequence, epoch)
+
+    def knows(self, cursor: Cursor) -> bool:
+        """Whether the sequence is open under this epoch."""
+        return self._table.knows(cursor)
+
+    def release(self, sequence: int, epoch: int) -> bool:
+        return self._table.release(sequence, epoch)
+
+    def release_owner(self, owner: int) -> int:
+        return self._table.release_owner(owner)
+
+    def _sound(self, item: DraftItem) -> bool:
+        """Whether this drafter can draft it at all, rows and room apart."""
+        return True
+
+    def _empty(self, item: DraftItem) -> Block | None:
+        """The empty block of an item that cannot be drafted, None for one that can."""
+        cursor, shape = item.cursor, self.shape
+        watermark = self.watermark(item.cursor.sequence, item.cursor.epoch)
+
+        def because(reason: EmptyReason) -> Block:
+            return Block(cursor, empty_reason=reason, watermark=watermark)
+
+        if not 0 <= item.anchor < shape.vocab_size or cursor.committed_len < 1:
+            return because(EmptyReason.INVALID)
+        if item.features_through > cursor.anchor_position or not self._sound(item):
+            return because(EmptyReason.INVALID)
+        if not self.knows(cursor):
+            return because(EmptyReason.UNKNOWN_SEQUENCE)
+        if cursor.anchor_position + shape.block_size > self.context_length:
+            return because(EmptyReason.TOO_LONG)
+        if watermark < item.features_through:
+            return because(EmptyReason.FEATURES_MISSING)
+        return None
