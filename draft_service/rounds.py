@@ -36,7 +36,7 @@ _COLUMN = 5 * cohorts.MAX_ROWS  # bytes
 BOUNDS = Bounds(
     {1: ("hello", KIB), 3: ("close", MIB), 6: ("keep", 2 * MIB)},
     inner={
-        2: Bounds({4: ("law", 64 * KIB)}),
+        2: Bounds({4: ("sampling", 64 * KIB)}),
         4: Bounds(
             {
                 2: ("order.sequence", 2 * _COLUMN),
@@ -221,7 +221,7 @@ class Rounds:
     # Contexts.
 
     def _open_context(self, told: draft_pb2.OpenContext) -> None:
-        law = codec.read_law(told.law)
+        law = codec.read_sampling(told.sampling)
         assert self._verifier is not None
         refusal: Refusal | None
         if self._worker.draining.is_set():

@@ -22,7 +22,7 @@ def control_bounds(context_length: int) -> Bounds:
     column = 5 * cohorts.MAX_ROWS
     admission = {
         3: ("token_ids", 5 * context_length),
-        4: ("law", 64 * KIB + MAX_FORM),
+        4: ("sampling", 64 * KIB + MAX_FORM),
         6: ("stop_ids", column),
         9: ("cache_salt", 4 * MAX_SALT),
     }

@@ -105,7 +105,7 @@ class Drafters:
             sequence=sequence,
             epoch=epoch,
             reserve_tokens=admission.longest,
-            law=codec.write_law(replace(admission.law, constraint=None)),  # forms are kept at the target
+            sampling=codec.write_sampling(replace(admission.law, constraint=None)),  # forms are kept at the target
         )
         stream.send(draft_pb2.RoundsCommand(open=told))
         known.wanted.add((sequence, epoch))

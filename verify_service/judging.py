@@ -22,7 +22,7 @@ _SLOW = invalid("constraint: finding out what may come next takes too long")
 def rule_problem(law: SamplingParams, vocab_size: int) -> Refusal | None:
     """Whether this law can be judged on this vocabulary; every rule can."""
     problem = law_problem(law, vocab_size)
-    return None if problem is None else invalid(f"law.{problem}")
+    return None if problem is None else invalid(f"sampling.{problem}")
 
 
 def shaper_of(state: CachedSequence) -> Shaper | None:

@@ -228,7 +228,7 @@ class SyntheticVerifyEngine(EngineCore):
 
     def _unserved(self, law: SamplingParams, scores: int | None) -> Refusal | None:
         if law.logprobs is not None:
-            return invalid("law.logprobs: a synthetic target has none")
+            return invalid("sampling.logprobs: a synthetic target has none")
         return None if scores is None else invalid("prompt_logprobs: a synthetic target has none")
 
     def compile(self, constraint: Constraint, tenant: str) -> Future[Grammar]:

@@ -77,7 +77,7 @@ class _Commit(NamedTuple):
 
 def digest(request: Request) -> bytes:
     """Equal for equal prompts under equal laws and limits. Draws' key aside: the journal knows the one in use."""
-    law = codec.write_law(replace(request.law, seed=0, choice=0)).SerializeToString(deterministic=True)
+    law = codec.write_sampling(replace(request.law, seed=0, choice=0)).SerializeToString(deterministic=True)
     rest = repr((request.max_tokens, sorted(request.stop_ids), request.choices, request.cache_salt)).encode()
     return hashlib.sha256(np.asarray(request.prompt, np.uint32).tobytes() + rest + law).digest()
 

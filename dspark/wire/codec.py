@@ -36,8 +36,8 @@ from dspark.wire.v1 import types_pb2
 MAX_ENDS = 1024  # ids that may not come before min_tokens
 
 
-def write_law(law: SamplingParams) -> types_pb2.Law:
-    message = types_pb2.Law(
+def write_sampling(law: SamplingParams) -> types_pb2.SequenceSampling:
+    message = types_pb2.SequenceSampling(
         temperature=law.temperature,
         top_p=law.top_p,
         top_k=law.top_k,
@@ -51,7 +51,7 @@ def write_law(law: SamplingParams) -> types_pb2.Law:
     return message
 
 
-def _write_rest(law: SamplingParams, message: types_pb2.Law) -> None:
+def _write_rest(law: SamplingParams, message: types_pb2.SequenceSampling) -> None:
     """The fields that most laws do without."""
     message.min_p = law.min_p
     if law.repetition_penalty != 1.0:
@@ -99,31 +99,31 @@ def read_constraint(message: types_pb2.Constraint) -> Constraint | None:
     return Constraint(kind, text)
 
 
-def read_law(message: types_pb2.Law) -> SamplingParams:
+def read_sampling(message: types_pb2.SequenceSampling) -> SamplingParams:
     if not (math.isfinite(message.temperature) and message.temperature >= 0):
-        raise PeerError("law.temperature: must be finite and not negative")
+        raise PeerError("sampling.temperature: must be finite and not negative")
     if not 0 < message.top_p <= 1:
-        raise PeerError("law.top_p: must be in (0, 1]")
+        raise PeerError("sampling.top_p: must be in (0, 1]")
     try:
         rule = Rule(message.rule)
     except ValueError:
-        raise PeerError(f"law.rule: {message.rule} is not a rule") from None
+        raise PeerError(f"sampling.rule: {message.rule} is not a rule") from None
     repetition = message.repetition_penalty if message.HasField("repetition_penalty") else 1.0
     # Every comparison refuses NaN too.
     if not 0 <= message.min_p <= 1:
-        raise PeerError("law.min_p: must be in [0, 1]")
+        raise PeerError("sampling.min_p: must be in [0, 1]")
     if not 0 < repetition <= MAX_REPETITION:
-        raise PeerError(f"law.repetition_penalty: must be in (0, {MAX_REPETITION:g}]")
+        raise PeerError(f"sampling.repetition_penalty: must be in (0, {MAX_REPETITION:g}]")
     for name in ("presence_penalty", "frequency_penalty"):
         if not abs(getattr(message, name)) <= MAX_PENALTY:
-            raise PeerError(f"law.{name}: must be in [{-MAX_PENALTY:g}, {MAX_PENALTY:g}]")
+            raise PeerError(f"sampling.{name}: must be in [{-MAX_PENALTY:g}, {MAX_PENALTY:g}]")
     bias = tuple(sorted(message.logit_bias.items()))
     if len(bias) > MAX_BIASED or not all(abs(value) <= MAX_BIAS for _, value in bias):
-        raise PeerError(f"law.logit_bias: must be at most {MAX_BIASED} in [{-MAX_BIAS:g}, {MAX_BIAS:g}]")
+        raise PeerError(f"sampling.logit_bias: must be at most {MAX_BIASED} in [{-MAX_BIAS:g}, {MAX_BIAS:g}]")
     if len(message.stop_token_ids) > MAX_ENDS:
-        raise PeerError(f"law.stop_token_ids: {len(message.stop_token_ids)} are over the limit of {MAX_ENDS}")
+        raise PeerError(f"sampling.stop_token_ids: {len(message.stop_token_ids)} are over the limit of {MAX_ENDS}")
     if message.logprobs > MAX_LOGPROBS:
-        raise PeerError(f"law.logprobs: {message.logprobs} are over the limit of {MAX_LOGPROBS}")
+        raise PeerError(f"sampling.logprobs: {message.logprobs} are over the limit of {MAX_LOGPROBS}")
     return SamplingParams(
         temperature=message.temperature,
         top_p=message.top_p,

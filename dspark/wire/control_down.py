@@ -71,7 +71,7 @@ def _admission(told: Admission) -> verify_pb2.ControlDown.Order:
         sequence=admit.sequence,
         epoch=admit.epoch,
         token_ids=told.token_ids,
-        law=codec.write_law(told.law),
+        sampling=codec.write_sampling(told.law),
         room=admit.room,
         stop_ids=sorted(admit.stop_ids),
         longest=told.longest,
@@ -87,7 +87,7 @@ def _admission(told: Admission) -> verify_pb2.ControlDown.Order:
 def _read_admission(message: verify_pb2.Admission) -> Admission | Refused:
     ids = message.token_ids[:]
     try:
-        law = codec.read_law(message.law)
+        law = codec.read_sampling(message.sampling)
         if not ids:
             raise PeerError("token_ids: empty")
         if len(message.cache_salt) > MAX_SALT:

@@ -137,7 +137,7 @@ class RoundsEnd(_Stream):
     async def fence(self) -> int:
         """As above; how many contexts were refused, or blocks empty."""
         self._fences += 1
-        opening = draft_pb2.OpenContext(sequence=self._fences, law=codec.write_law(GREEDY))
+        opening = draft_pb2.OpenContext(sequence=self._fences, sampling=codec.write_sampling(GREEDY))
         await self.write(draft_pb2.RoundsCommand(open=opening))
         refused = 0
         while True:
@@ -216,7 +216,7 @@ class Victim:
         return Admission(Admit(number, 1, len(PROMPT), 20), PROMPT, GREEDY, 80, True)
 
     def _opening(self, number: int) -> draft_pb2.OpenContext:
-        return draft_pb2.OpenContext(sequence=number, epoch=1, reserve_tokens=80, law=codec.write_law(GREEDY))
+        return draft_pb2.OpenContext(sequence=number, epoch=1, reserve_tokens=80, sampling=codec.write_sampling(GREEDY))
 
     def chunk(self) -> features_pb2.FeatureChunk:
         return features_pb2.FeatureChunk(

@@ -179,7 +179,7 @@ JOURNALS = [
         (
             "a coupled answer without a seed can be repeated",
             "(law.rule is Rule.COUPLED and seeded)",
-            "law.rule is Rule.COUPLED",
+            "sampling.rule is Rule.COUPLED",
             RESUME,
         ),
         (

@@ -116,8 +116,8 @@ class RoundsCall:
         return await self.call.code(), await self.call.details()
 
     async def open(self, sequence: int, epoch: int = 1, reserve: int = 200) -> draft_pb2.ContextOpened:
-        law = codec.write_law(GREEDY)
-        asked = draft_pb2.OpenContext(sequence=sequence, epoch=epoch, reserve_tokens=reserve, law=law)
+        law = codec.write_sampling(GREEDY)
+        asked = draft_pb2.OpenContext(sequence=sequence, epoch=epoch, reserve_tokens=reserve, sampling=law)
         await self.tell(open=asked)
         opened = (await self.hear()).opened
         assert (opened.sequence, opened.epoch) == (sequence, epoch)
@@ -335,7 +335,7 @@ HOSTILE = {
     "rows.shape": _features(shape=[9, WIDTH + 1]),
     "rows.data": _features(data=b"x"),
     "rows.order": draft_pb2.RoundsCommand(rows=draft_pb2.OrderRows(order=1)),
-    "law.top_p": draft_pb2.RoundsCommand(open=draft_pb2.OpenContext(sequence=1)),
+    "sampling.top_p": draft_pb2.RoundsCommand(open=draft_pb2.OpenContext(sequence=1)),
     "hello": draft_pb2.RoundsCommand(hello=draft_pb2.RoundsHello()),
     "command": draft_pb2.RoundsCommand(),
 }

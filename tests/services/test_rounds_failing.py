@@ -433,7 +433,7 @@ async def test_prompts_that_cannot_be_taken_are_refused_by_field(pair: str) -> N
             conductor.ask([5, 6], SAMPLED, 1 << 21),
         ]
         for answer, field in zip(
-            asked, ("token_ids", "law.temperature", "prompt_logprobs", "reserve_tokens"), strict=True
+            asked, ("token_ids", "sampling.temperature", "prompt_logprobs", "reserve_tokens"), strict=True
         ):
             await conductor.tokens(answer)
             assert [each.message.split(":")[0] for each in answer.refused] == [field]

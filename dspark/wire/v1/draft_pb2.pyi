@@ -126,16 +126,16 @@ class RoundsHello(_message.Message):
     def __init__(self, drafter_incarnation: _Optional[int] = ..., verifier_incarnation: _Optional[int] = ..., projection: _Optional[str] = ...) -> None: ...
 
 class OpenContext(_message.Message):
-    __slots__ = ("sequence", "epoch", "reserve_tokens", "law")
+    __slots__ = ("sequence", "epoch", "reserve_tokens", "sampling")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RESERVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    LAW_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     epoch: int
     reserve_tokens: int
-    law: _types_pb2.Law
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., reserve_tokens: _Optional[int] = ..., law: _Optional[_Union[_types_pb2.Law, _Mapping]] = ...) -> None: ...
+    sampling: _types_pb2.SequenceSampling
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., reserve_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SequenceSampling, _Mapping]] = ...) -> None: ...
 
 class CloseContexts(_message.Message):
     __slots__ = ("sequences",)

@@ -24,45 +24,45 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64spark/wire/v1/types.proto\x12\x0e\x64spark.wire.v1\"\xf4\x03\n\x03Law\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\r\x12\"\n\x04rule\x18\x06 \x01(\x0e\x32\x14.dspark.wire.v1.Rule\x12\r\n\x05min_p\x18\x07 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\t \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x01\x12\x36\n\nlogit_bias\x18\x0b \x03(\x0b\x32\".dspark.wire.v1.Law.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x01\x88\x01\x01\x12\x12\n\nprompt_len\x18\x0f \x01(\r\x12.\n\nconstraint\x18\x10 \x01(\x0b\x32\x1a.dspark.wire.v1.Constraint\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"\xab\x01\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12)\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x17.dspark.wire.v1.ChoicesH\x00\x12\x18\n\x0estructural_tag\x18\x06 \x01(\tH\x00\x42\x06\n\x04\x66orm\"\x18\n\x07\x43hoices\x12\r\n\x05value\x18\x01 \x03(\t\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"e\n\x0ePromptLogprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x0b\n\x03top\x18\x03 \x01(\r\x12\x0f\n\x07top_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"9\n\x0bTensorChunk\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"4\n\x0b\x46\x65\x61tureSink\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\xaf\x02\n\x07Refusal\x12.\n\x06reason\x18\x01 \x01(\x0e\x32\x1e.dspark.wire.v1.Refusal.Reason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x15\n\rcommitted_len\x18\x03 \x01(\r\"\xcb\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17REASON_UNKNOWN_SEQUENCE\x10\x01\x12\x17\n\x13REASON_STALE_CURSOR\x10\x02\x12\x13\n\x0fREASON_NO_PAGES\x10\x03\x12\x12\n\x0eREASON_INVALID\x10\x04\x12\x1c\n\x18REASON_WRONG_INCARNATION\x10\x05\x12\x13\n\x0fREASON_INTERNAL\x10\x06\x12\x17\n\x13REASON_OUT_OF_PAGES\x10\x07\".\n\x0bSequenceRef\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"\x97\x01\n\tCostCurve\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x10\n\x08\x63ontexts\x18\x02 \x03(\r\x12\x0f\n\x07seconds\x18\x03 \x03(\x01\x12\x0e\n\x06source\x18\x04 \x01(\t\x12\x18\n\x10sequence_seconds\x18\x05 \x03(\x01\x12\x1b\n\x13tokens_per_sequence\x18\x06 \x01(\r\x12\x10\n\x08\x62orrowed\x18\x07 \x03(\r\"\x81\x01\n\x04Load\x12\x11\n\tsequences\x18\x01 \x01(\r\x12\x12\n\npages_held\x18\x02 \x01(\r\x12\x13\n\x0bpages_total\x18\x03 \x01(\r\x12\x0e\n\x06queued\x18\x04 \x01(\r\x12\x0e\n\x06\x62usy_s\x18\x05 \x01(\x01\x12\x0e\n\x06wait_s\x18\x06 \x01(\x01\x12\r\n\x05waits\x18\x07 \x01(\x04\"$\n\x08\x44raining\x12\x18\n\x10\x66inish_within_ms\x18\x01 \x01(\r\"\x11\n\x0f\x44\x65scribeRequest*N\n\x04Rule\x12\x14\n\x10RULE_UNSPECIFIED\x10\x00\x12\x0e\n\nRULE_TOKEN\x10\x01\x12\x0e\n\nRULE_BLOCK\x10\x02\x12\x10\n\x0cRULE_COUPLED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64spark/wire/v1/types.proto\x12\x0e\x64spark.wire.v1\"\x8e\x04\n\x10SequenceSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\r\x12\"\n\x04rule\x18\x06 \x01(\x0e\x32\x14.dspark.wire.v1.Rule\x12\r\n\x05min_p\x18\x07 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\t \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x01\x12\x43\n\nlogit_bias\x18\x0b \x03(\x0b\x32/.dspark.wire.v1.SequenceSampling.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x01\x88\x01\x01\x12\x12\n\nprompt_len\x18\x0f \x01(\r\x12.\n\nconstraint\x18\x10 \x01(\x0b\x32\x1a.dspark.wire.v1.Constraint\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"\xab\x01\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12)\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x17.dspark.wire.v1.ChoicesH\x00\x12\x18\n\x0estructural_tag\x18\x06 \x01(\tH\x00\x42\x06\n\x04\x66orm\"\x18\n\x07\x43hoices\x12\r\n\x05value\x18\x01 \x03(\t\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"e\n\x0ePromptLogprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x0b\n\x03top\x18\x03 \x01(\r\x12\x0f\n\x07top_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"9\n\x0bTensorChunk\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"4\n\x0b\x46\x65\x61tureSink\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\xaf\x02\n\x07Refusal\x12.\n\x06reason\x18\x01 \x01(\x0e\x32\x1e.dspark.wire.v1.Refusal.Reason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x15\n\rcommitted_len\x18\x03 \x01(\r\"\xcb\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17REASON_UNKNOWN_SEQUENCE\x10\x01\x12\x17\n\x13REASON_STALE_CURSOR\x10\x02\x12\x13\n\x0fREASON_NO_PAGES\x10\x03\x12\x12\n\x0eREASON_INVALID\x10\x04\x12\x1c\n\x18REASON_WRONG_INCARNATION\x10\x05\x12\x13\n\x0fREASON_INTERNAL\x10\x06\x12\x17\n\x13REASON_OUT_OF_PAGES\x10\x07\".\n\x0bSequenceRef\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"\x97\x01\n\tCostCurve\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x10\n\x08\x63ontexts\x18\x02 \x03(\r\x12\x0f\n\x07seconds\x18\x03 \x03(\x01\x12\x0e\n\x06source\x18\x04 \x01(\t\x12\x18\n\x10sequence_seconds\x18\x05 \x03(\x01\x12\x1b\n\x13tokens_per_sequence\x18\x06 \x01(\r\x12\x10\n\x08\x62orrowed\x18\x07 \x03(\r\"\x81\x01\n\x04Load\x12\x11\n\tsequences\x18\x01 \x01(\r\x12\x12\n\npages_held\x18\x02 \x01(\r\x12\x13\n\x0bpages_total\x18\x03 \x01(\r\x12\x0e\n\x06queued\x18\x04 \x01(\r\x12\x0e\n\x06\x62usy_s\x18\x05 \x01(\x01\x12\x0e\n\x06wait_s\x18\x06 \x01(\x01\x12\r\n\x05waits\x18\x07 \x01(\x04\"$\n\x08\x44raining\x12\x18\n\x10\x66inish_within_ms\x18\x01 \x01(\r\"\x11\n\x0f\x44\x65scribeRequest*N\n\x04Rule\x12\x14\n\x10RULE_UNSPECIFIED\x10\x00\x12\x0e\n\nRULE_TOKEN\x10\x01\x12\x0e\n\nRULE_BLOCK\x10\x02\x12\x10\n\x0cRULE_COUPLED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dspark.wire.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LAW_LOGITBIASENTRY']._loaded_options = None
-  _globals['_LAW_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_RULE']._serialized_start=1735
-  _globals['_RULE']._serialized_end=1813
-  _globals['_LAW']._serialized_start=47
-  _globals['_LAW']._serialized_end=547
-  _globals['_LAW_LOGITBIASENTRY']._serialized_start=463
-  _globals['_LAW_LOGITBIASENTRY']._serialized_end=511
-  _globals['_CONSTRAINT']._serialized_start=550
-  _globals['_CONSTRAINT']._serialized_end=721
-  _globals['_CHOICES']._serialized_start=723
-  _globals['_CHOICES']._serialized_end=747
-  _globals['_TOKENLOGPROBS']._serialized_start=749
-  _globals['_TOKENLOGPROBS']._serialized_end=820
-  _globals['_PROMPTLOGPROBS']._serialized_start=822
-  _globals['_PROMPTLOGPROBS']._serialized_end=923
-  _globals['_TENSORCHUNK']._serialized_start=925
-  _globals['_TENSORCHUNK']._serialized_end=982
-  _globals['_FEATURESINK']._serialized_start=984
-  _globals['_FEATURESINK']._serialized_end=1036
-  _globals['_REFUSAL']._serialized_start=1039
-  _globals['_REFUSAL']._serialized_end=1342
-  _globals['_REFUSAL_REASON']._serialized_start=1139
-  _globals['_REFUSAL_REASON']._serialized_end=1342
-  _globals['_SEQUENCEREF']._serialized_start=1344
-  _globals['_SEQUENCEREF']._serialized_end=1390
-  _globals['_COSTCURVE']._serialized_start=1393
-  _globals['_COSTCURVE']._serialized_end=1544
-  _globals['_LOAD']._serialized_start=1547
-  _globals['_LOAD']._serialized_end=1676
-  _globals['_DRAINING']._serialized_start=1678
-  _globals['_DRAINING']._serialized_end=1714
-  _globals['_DESCRIBEREQUEST']._serialized_start=1716
-  _globals['_DESCRIBEREQUEST']._serialized_end=1733
+  _globals['_SEQUENCESAMPLING_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SEQUENCESAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_RULE']._serialized_start=1761
+  _globals['_RULE']._serialized_end=1839
+  _globals['_SEQUENCESAMPLING']._serialized_start=47
+  _globals['_SEQUENCESAMPLING']._serialized_end=573
+  _globals['_SEQUENCESAMPLING_LOGITBIASENTRY']._serialized_start=489
+  _globals['_SEQUENCESAMPLING_LOGITBIASENTRY']._serialized_end=537
+  _globals['_CONSTRAINT']._serialized_start=576
+  _globals['_CONSTRAINT']._serialized_end=747
+  _globals['_CHOICES']._serialized_start=749
+  _globals['_CHOICES']._serialized_end=773
+  _globals['_TOKENLOGPROBS']._serialized_start=775
+  _globals['_TOKENLOGPROBS']._serialized_end=846
+  _globals['_PROMPTLOGPROBS']._serialized_start=848
+  _globals['_PROMPTLOGPROBS']._serialized_end=949
+  _globals['_TENSORCHUNK']._serialized_start=951
+  _globals['_TENSORCHUNK']._serialized_end=1008
+  _globals['_FEATURESINK']._serialized_start=1010
+  _globals['_FEATURESINK']._serialized_end=1062
+  _globals['_REFUSAL']._serialized_start=1065
+  _globals['_REFUSAL']._serialized_end=1368
+  _globals['_REFUSAL_REASON']._serialized_start=1165
+  _globals['_REFUSAL_REASON']._serialized_end=1368
+  _globals['_SEQUENCEREF']._serialized_start=1370
+  _globals['_SEQUENCEREF']._serialized_end=1416
+  _globals['_COSTCURVE']._serialized_start=1419
+  _globals['_COSTCURVE']._serialized_end=1570
+  _globals['_LOAD']._serialized_start=1573
+  _globals['_LOAD']._serialized_end=1702
+  _globals['_DRAINING']._serialized_start=1704
+  _globals['_DRAINING']._serialized_end=1740
+  _globals['_DESCRIBEREQUEST']._serialized_start=1742
+  _globals['_DESCRIBEREQUEST']._serialized_end=1759
 # @@protoc_insertion_point(module_scope)

@@ -18,7 +18,7 @@ RULE_TOKEN: Rule
 RULE_BLOCK: Rule
 RULE_COUPLED: Rule
 
-class Law(_message.Message):
+class SequenceSampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "seed", "choice", "rule", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "stop_token_ids", "logprobs", "prompt_len", "constraint")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")

@@ -104,11 +104,11 @@ class ControlDown(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[ControlDown.Order, _Mapping]]] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("sequence", "epoch", "token_ids", "law", "room", "stop_ids", "longest", "keep_rows", "cache_salt", "prompt_logprobs", "drafter", "repeatable")
+    __slots__ = ("sequence", "epoch", "token_ids", "sampling", "room", "stop_ids", "longest", "keep_rows", "cache_salt", "prompt_logprobs", "drafter", "repeatable")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    LAW_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     STOP_IDS_FIELD_NUMBER: _ClassVar[int]
     LONGEST_FIELD_NUMBER: _ClassVar[int]
@@ -120,7 +120,7 @@ class Admission(_message.Message):
     sequence: int
     epoch: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    law: _types_pb2.Law
+    sampling: _types_pb2.SequenceSampling
     room: int
     stop_ids: _containers.RepeatedScalarFieldContainer[int]
     longest: int
@@ -129,7 +129,7 @@ class Admission(_message.Message):
     prompt_logprobs: int
     drafter: int
     repeatable: bool
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., law: _Optional[_Union[_types_pb2.Law, _Mapping]] = ..., room: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., longest: _Optional[int] = ..., keep_rows: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., drafter: _Optional[int] = ..., repeatable: _Optional[bool] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SequenceSampling, _Mapping]] = ..., room: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., longest: _Optional[int] = ..., keep_rows: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., drafter: _Optional[int] = ..., repeatable: _Optional[bool] = ...) -> None: ...
 
 class DrafterAt(_message.Message):
     __slots__ = ("drafter", "at", "use")

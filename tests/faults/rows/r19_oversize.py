@@ -127,18 +127,24 @@ def _requests() -> Iterator[Case]:
 
 def _commands() -> Iterator[tuple[str, Case]]:
     many = [1] * MANY
-    law = types_pb2.Law(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN)
+    law = types_pb2.SequenceSampling(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN)
     named = verify_pb2.Kept(sequence=many, epoch=many)
     claimed = verify_pb2.RoundPlan(number=1, cohorts=2**32 - 1, window=2**32 - 1, sequence=[1], own_terms=[2**32 - 1])
     for name, order, values in (
-        ("a prompt of a million ids", {"admission": verify_pb2.Admission(sequence=1, token_ids=many, law=law)}, MANY),
+        (
+            "a prompt of a million ids",
+            {"admission": verify_pb2.Admission(sequence=1, token_ids=many, sampling=law)},
+            MANY,
+        ),
         ("a list of a million", {"kept": named}, 2 * MANY),
         ("cohorts and windows of 4e9", {"plan": claimed}, 0),
     ):
         told = verify_pb2.ControlDown(orders=[verify_pb2.ControlDown.Order(**order)])
         yield "verify", Case(name, told.SerializeToString(), method=STREAMS["verify"], values=values)
-    biased = types_pb2.Law(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN, stop_token_ids=many, min_tokens=1)
-    opening = draft_pb2.OpenContext(sequence=1, reserve_tokens=8, law=biased)
+    biased = types_pb2.SequenceSampling(
+        temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN, stop_token_ids=many, min_tokens=1
+    )
+    opening = draft_pb2.OpenContext(sequence=1, reserve_tokens=8, sampling=biased)
     command = draft_pb2.RoundsCommand(open=opening).SerializeToString()
     yield "draft", Case("a law of a million ids", command, method=STREAMS["draft"])
     order = draft_pb2.Order(order=1, sequence=many, epoch=many, round=many, committed_len=many, anchors=many)

@@ -123,11 +123,13 @@ def test_runs_of_a_chunk_are_counted_before_they_are_parsed() -> None:
 
 
 def test_a_law_of_a_million_ids_is_left_out_of_an_open() -> None:
-    opening = draft_pb2.OpenContext(sequence=7, reserve_tokens=8, law=types_pb2.Law(stop_token_ids=MANY))
+    opening = draft_pb2.OpenContext(
+        sequence=7, reserve_tokens=8, sampling=types_pb2.SequenceSampling(stop_token_ids=MANY)
+    )
     command = draft_pb2.RoundsCommand(open=opening)
     read = reading(draft_pb2.RoundsCommand.FromString, rounds.BOUNDS)(command.SerializeToString())
     assert read.too_large is not None
-    assert read.too_large.field == "law"
+    assert read.too_large.field == "sampling"
     kept = draft_pb2.OpenContext(sequence=7, reserve_tokens=8)
     assert read.message == draft_pb2.RoundsCommand(open=kept)
 

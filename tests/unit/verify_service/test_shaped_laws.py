@@ -99,9 +99,9 @@ def test_neighbours_in_a_pass_do_not_notice(engine: VerifyEngine) -> None:
 @pytest.mark.parametrize(
     ("law", "field"),
     [
-        (SamplingParams(logit_bias=((128, 1.0),)), "law.logit_bias"),
-        (SamplingParams(min_tokens=1, stop_token_ids=(2**32 - 1,)), "law.stop_token_ids"),
-        (SamplingParams(min_tokens=1, stop_token_ids=tuple(range(128))), "law.min_tokens"),
+        (SamplingParams(logit_bias=((128, 1.0),)), "sampling.logit_bias"),
+        (SamplingParams(min_tokens=1, stop_token_ids=(2**32 - 1,)), "sampling.stop_token_ids"),
+        (SamplingParams(min_tokens=1, stop_token_ids=tuple(range(128))), "sampling.min_tokens"),
     ],
 )
 def test_a_law_of_another_vocabulary_is_refused_by_field(engine: VerifyEngine, law: SamplingParams, field: str) -> None:

@@ -21,7 +21,7 @@ NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
 @given(st.floats(0, 100), st.floats(0.001, 1), U32, st.integers(0, 2**64 - 1), U32, st.sampled_from(list(Rule)))
 def test_law_there_and_back(t: float, p: float, k: int, seed: int, choice: int, rule: Rule) -> None:
     law = SamplingParams(t, p, k, seed, choice, rule)
-    assert codec.read_law(codec.write_law(law)) == law
+    assert codec.read_sampling(codec.write_sampling(law)) == law
 
 
 F32 = st.floats(width=32, allow_nan=False)
@@ -64,13 +64,15 @@ def test_a_law_that_shapes_logits_there_and_back(
         logprobs=logprobs,
         prompt_len=lengths[1],
     )
-    assert codec.read_law(codec.write_law(SamplingParams(seed=law.min_tokens))) == SamplingParams(seed=law.min_tokens)
+    assert codec.read_sampling(codec.write_sampling(SamplingParams(seed=law.min_tokens))) == SamplingParams(
+        seed=law.min_tokens
+    )
     if not law.plain or law.prompt_len:
-        assert codec.read_law(codec.write_law(law)) == law
+        assert codec.read_sampling(codec.write_sampling(law)) == law
 
 
 def test_a_law_of_an_older_coordinator_asks_for_nothing_more() -> None:
-    law = codec.read_law(types_pb2.Law(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN))
+    law = codec.read_sampling(types_pb2.SequenceSampling(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN))
     assert law == SamplingParams()
     assert law.plain
     assert not law.shapes
@@ -95,8 +97,8 @@ def test_a_law_of_an_older_coordinator_asks_for_nothing_more() -> None:
 )
 def test_a_malformed_law_is_refused_by_field(change: dict[str, object], field: str) -> None:
     good: dict[str, object] = {"temperature": 1.0, "top_p": 1.0, "rule": 1}
-    with pytest.raises(PeerError, match=f"^law.{field}"):
-        codec.read_law(types_pb2.Law(**(good | change)))
+    with pytest.raises(PeerError, match=f"^sampling.{field}"):
+        codec.read_sampling(types_pb2.SequenceSampling(**(good | change)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -122,7 +122,7 @@ def test_a_message_that_does_not_fit_is_refused_by_field(field: str, told: Down,
         ("token_ids", lambda told: told.ClearField("token_ids")),
         ("room", lambda told: setattr(told, "room", 0)),
         ("cache_salt", lambda told: setattr(told, "cache_salt", "x" * 513)),
-        ("law.top_p", lambda told: setattr(told.law, "top_p", 2.0)),
+        ("sampling.top_p", lambda told: setattr(told.sampling, "top_p", 2.0)),
     ],
 )
 def test_a_sequence_that_cannot_be_taken_is_refused_by_itself(field: str, spoil: Callable[[Any], None]) -> None:
