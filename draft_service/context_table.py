@@ -33,6 +33,9 @@ class Context:
 
     def add(self, start: int, stop: int) -> None:
         """Rows start .. stop - 1 are there now."""
+        if start <= self.watermark and not self.ahead:  # nearly always
+            self.watermark = max(self.watermark, stop)
+            return
         runs = sorted([(0, self.watermark), *self.ahead, (start, stop)])
         joined = [runs[0]]
         for low, high in runs[1:]:

@@ -79,9 +79,7 @@ class SyntheticDraftEngine(DraftEngineCore):
     # -- contexts ---------------------------------------------------------------------------
 
     def read_rows(self, chunk: types_pb2.TensorChunk, max_rows: int) -> Values:
-        values = read_rows(chunk, width=self.shape.hidden_size, max_rows=max_rows)
-        first_token(values)
-        return values
+        return read_rows(chunk, width=self.shape.hidden_size, max_rows=max_rows)
 
     def ingest_many(self, chunks: Sequence[Rows]) -> list[int | Refusal]:
         return [self._ingest(chunk) for chunk in chunks]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -43,6 +43,7 @@ class DrafterStream:
         self._endpoint, self._metadata, self._tls = endpoint, auth_metadata(token), tls
         self._came, self._lost = came, lost
         self._unsent: queue.SimpleQueue[draft_pb2.RoundsCommand | None] = queue.SimpleQueue()
+        self._put = self._left = 0  # messages
         self._closed = False
         self._call: Any = None  # once the drafter was found
         self.send(draft_pb2.RoundsCommand(hello=hello))
@@ -53,12 +54,18 @@ class DrafterStream:
         if self._unsent.qsize() >= MAX_UNSENT:
             self.close()
         elif not self._closed:
+            self._put += 1
             self._unsent.put(command)
 
     @property
-    def unsent(self) -> int:
-        """Messages that gRPC has not taken yet."""
-        return self._unsent.qsize()
+    def leaving(self) -> bool:
+        """Whether a message is still on its way out of this process."""
+        return self._left < self._put and not self._closed
+
+    def _messages(self) -> Iterator[draft_pb2.RoundsCommand]:
+        while (command := self._unsent.get()) is not None:
+            yield command
+            self._left += 1  # gRPC comes for the next one when this one has left
 
     def close(self) -> None:
         """Ends the stream; the drafter frees what was opened through it."""
@@ -73,7 +80,7 @@ class DrafterStream:
         try:
             with contextlib.ExitStack() as channels:
                 stub = self._found(channels)
-                self._call = stub.Rounds(iter(self._unsent.get, None), metadata=self._metadata, wait_for_ready=False)
+                self._call = stub.Rounds(self._messages(), metadata=self._metadata, wait_for_ready=False)
                 if self._closed:
                     self._call.cancel()
                 for event in self._call:

@@ -24,7 +24,7 @@ from verify_service.commands import read_sink
 from verify_service.drafter_stream import DrafterStream
 from verify_service.drafts import unsound
 from verify_service.feature_push import Sink
-from verify_service.interface import RowSpan, VerifyEnginePort
+from verify_service.interface import VerifyEnginePort
 from verify_service.row_feeds import RowFeeds
 
 log = structlog.get_logger("dspark.rounds")
@@ -63,7 +63,8 @@ class _KnownPeer:
 
 
 class Drafters:
-    """tell: runs something on the device thread, whose result is fed to the loop; admitted: by sequence."""
+    """tell: runs something in a turn of the device, whose result is fed to the loop, and `tell_here` on the calling
+    thread; admitted: by sequence."""
 
     def __init__(
         self,
@@ -71,11 +72,15 @@ class Drafters:
         feeds: RowFeeds,
         admitted: dict[int, Admission],
         tell: Callable[[Callable[[], Iterable[Told]]], None],
+        tell_here: Callable[[Callable[[], Iterable[Told]]], None],
         say: Callable[[DrafterEvent], None],
     ) -> None:
         self._engine, self._feeds, self._security = worker.engine, feeds, worker.security
         self._incarnation, self._metrics = worker.incarnation, worker.metrics
-        self._admitted, self._tell, self._say = admitted, tell, say
+        self._admitted, self._say = admitted, say
+        self._tell, self._tell_here = tell, tell_here
+        self._rows_sent = worker.metrics.feature_rows.labels(direction="sent")
+        self._bytes_sent = worker.metrics.bytes.labels(direction="sent", kind="features")
         self._known: dict[int, _KnownPeer] = {}
         self.orders: dict[int, OutstandingOrder] = {}  # the latest ones
         self.blocks: dict[int, tuple[int, Block]] = {}  # by sequence: of which order, and what came
@@ -128,21 +133,19 @@ class Drafters:
         known = self._known.get(asked.drafter)
         if known is None or known.stream is None:
             return [DrafterLost(asked.drafter, "lost: there is no stream")]
-        kept = self._engine.kept_rows(
-            [RowSpan(each.sequence, each.epoch, each.first_row, each.committed_len - 1) for each in asked.rows]
-        )
+        kept = self._engine.kept_rows(asked.rows)
         for message in orders.write_order(asked.order, asked.rows, kept.counts, kept.token_ids, kept.features):
             known.stream.send(message)
         self.orders[asked.order] = OutstandingOrder(asked.drafter, asked.rows, time.monotonic())
         if kept.features is not None:
-            self._metrics.feature_rows.labels(direction="sent").inc(len(kept.token_ids))
-            self._metrics.bytes.labels(direction="sent", kind="features").inc(len(kept.features.data))
+            self._rows_sent.inc(len(kept.token_ids))
+            self._bytes_sent.inc(len(kept.features.data))
         return []
 
     def let_leave(self) -> None:
         """Waits a moment for orders to be on their way: whoever does much else now would be in their way."""
         until = time.monotonic() + LEAVE_S
-        while any(each.stream is not None and each.stream.unsent for each in self._known.values()):
+        while any(each.stream is not None and each.stream.leaving for each in self._known.values()):
             if time.monotonic() >= until:
                 break
             time.sleep(LEAVE_S / 20)
@@ -204,7 +207,7 @@ class Drafters:
             mine: list[DrafterStream] = []  # whose events those are, once it is there
 
             def came(event: draft_pb2.RoundsEvent) -> None:
-                self._tell(lambda: self._came(drafter, mine[0], event))
+                self._tell_here(lambda: self._came(drafter, mine[0], event))
 
             def lost(why: str) -> None:
                 self._tell(lambda: self._broke(drafter, mine[0], why))

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dspark.pages import Held
+from dspark.rounds.events import OrderRow
 from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams, ScoredPrompt, ScoredToken
 from verify_service.batches import Batches
 from verify_service.config import VerifyConfig
-from verify_service.interface import FeatureRun, Judged, KeptRows, Progress, PromptPrefill, RowSpan, TargetFacts
+from verify_service.interface import FeatureRun, Judged, KeptRows, Progress, PromptPrefill, TargetFacts
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.sequences import VerifyItem, check_prompt, invalid, stale, unknown
 from verify_service.under_way import UnderWay
@@ -132,9 +133,9 @@ class EngineCore:
             return None
         return self._holdings.grow_within(state, committed_len, slots)
 
-    def kept_rows(self, spans: Sequence[RowSpan]) -> KeptRows:
-        """Rows of committed tokens, in one piece."""
-        return self._holdings.kept_rows(spans)
+    def kept_rows(self, asked: Sequence[OrderRow]) -> KeptRows:
+        """Rows that travel with an order, in one piece."""
+        return self._holdings.kept_rows(asked)
 
     def features(self, cursor: Cursor, start: int) -> FeatureRun | Refusal:
         """Kept rows of positions start .. committed_len - 2, to fill a drafter with."""

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.pages import Held
+from dspark.rounds.events import OrderRow
 from dspark.types import Constraint, Cursor, Draws, Refusal, SamplingParams, ScoredPrompt, ScoredToken, Verdict
 from dspark.wire.orders import PackedRows
 from dspark.wire.v1 import types_pb2
@@ -93,19 +94,10 @@ class Step(Protocol):
         """On any thread, one step at a time and in the order of their preparation."""
 
 
-class RowSpan(NamedTuple):
-    """Positions start .. stop - 1 of one sequence."""
-
-    sequence: int
-    epoch: int
-    start: int
-    stop: int
-
-
 class KeptRows(NamedTuple):
-    """Feature rows of several spans, one after the other."""
+    """Feature rows that travel with an order, those of one sequence after those of the other."""
 
-    counts: list[int]  # rows of each span; 0 where none are kept
+    counts: list[int]  # of each sequence; 0 where none are kept
     token_ids: list[int]  # at each position
     features: PackedRows | None  # None where there are none
 
@@ -237,8 +229,8 @@ class VerifyEnginePort(Protocol):
 
     def features(self, cursor: Cursor, start: int) -> FeatureRun | Refusal: ...
 
-    def kept_rows(self, spans: Sequence[RowSpan]) -> KeptRows:
-        """Of committed tokens, in one piece."""
+    def kept_rows(self, asked: Sequence[OrderRow]) -> KeptRows:
+        """Those that travel with an order, in one piece."""
 
     def release(self, sequence: int, epoch: int) -> bool: ...
 

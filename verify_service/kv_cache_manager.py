@@ -12,9 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from dspark.pages import Held
+from dspark.rounds.events import OrderRow
 from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams
 from dspark.wire.orders import PackedRows
-from verify_service.interface import FeatureRun, KeptRows, RowSpan
+from verify_service.interface import FeatureRun, KeptRows
 from verify_service.kv_block_pool import KVBlockPool, Slots
 from verify_service.prefix_cache import PrefixCache
 from verify_service.sequences import CachedSequence
@@ -168,18 +169,18 @@ class KVCacheManager:
         assert self.store is not None
         return self.store.run(state, start, state.token_ids[start:stop], self.slots(state, start, stop))
 
-    def kept_rows(self, spans: Sequence[RowSpan]) -> KeptRows:
+    def kept_rows(self, asked: Sequence[OrderRow]) -> KeptRows:
         """Kept rows of several sequences, gathered at once."""
         counts, token_ids, runs = [], list[int](), []
-        for span in spans:
-            state = self.states.get(span.sequence)
+        for each in asked:
+            state, start = self.states.get(each.sequence), each.first_row
             count = 0
-            if self.store is not None and state is not None and state.epoch == span.epoch and state.keep_features:
-                count = max(min(span.stop, state.cached) - span.start, 0)
+            if self.store is not None and state is not None and state.epoch == each.epoch and state.keep_features:
+                count = max(min(each.committed_len - 1, state.cached) - start, 0)
             counts.append(count)
             if count and state is not None:
-                token_ids += state.token_ids[span.start : span.start + count]
-                runs.append((state, span.start, count))
+                token_ids += state.token_ids[start : start + count]
+                runs.append((state, start, count))
         if not runs or self.store is None:
             return KeptRows(counts, [], None)
         return KeptRows(counts, token_ids, self.store.packed(self.where(runs)))

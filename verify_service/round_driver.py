@@ -1,10 +1,10 @@
 """The rounds of one control stream: `RoundLoop` with an engine, drafters and a coordinator around it.
 
-All of it happens on the thread that owns the engine, which is posted a turn whenever something came: from the event
-loop, where the coordinator speaks, from a stream of a drafter, or from a pass. A turn feeds the loop all that came and
-carries out what it asks for. A pass is prepared in a turn, computed on a thread of passes, one after the other, and
-ended in a turn: with two cohorts the next pass lies ready when one ends, and what is to be said of that is said while
-the next one runs. Orders leave before reports: nobody waits for those.
+All of it happens in turns, one at a time: on the thread that owns the engine, where something came from the event loop,
+and else on the thread that has it, a drafter's stream or that of passes, since a round waits for every change of
+threads. A turn feeds the loop all that came and carries out what it asks for. A pass is prepared in a turn, computed on
+the thread of passes, one after the other, and ended in a turn: with two cohorts the next pass lies ready when one ends,
+and goes first. What the coordinator is to hear is said behind the turn, by the engine's thread: nobody waits for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -53,8 +53,13 @@ log = structlog.get_logger("dspark.rounds")
 
 ENDS_S, LOOK_S = 10.0, 0.002  # for passes to end that a stream leaves behind, and between looks
 
-LAST = (Report, Released)  # carried out when nobody waits for anything any more
 Came = Callable[[], Iterable[Told | Plan]]  # on the device thread: what the loop is told of something that came
+
+
+class _Unsaid(NamedTuple):
+    """News that are made when they are told."""
+
+    made: Callable[[], PassReport]
 
 
 class _Cache:
@@ -97,7 +102,8 @@ class RoundDriver:
         self._arriving: dict[tuple[int, int], Admission] = {}  # told, and not taken up by the loop yet
         self._admitted: dict[int, Admission] = {}
         self._more: list[Told | Plan] = []  # what carrying out brought
-        self._up: list[Up] = []
+        self._up: list[Up | _Unsaid] = []
+        self._saying = False
         self._began: dict[int, Began] = {}  # prompts that the loop is being told of
         self._last_pass = 0.0
         config = self._engine.config
@@ -110,6 +116,7 @@ class RoundDriver:
             self._feeds,
             self._admitted,
             self.tell,
+            self.tell_here,
             self._up.append,
         )
         self._passes = RoundPasses(self._engine, self.rounds, self._drafters, self._admitted, worker.metrics)
@@ -134,8 +141,13 @@ class RoundDriver:
         self._inbox.append(came)
         self._wake()
 
+    def tell_here(self, came: Came) -> None:
+        """The same, in a turn of the calling thread: for threads that have nothing else to do."""
+        self._inbox.append(came)
+        self._worker.device.here(self._turn)
+
     def hear(self, told: Sequence[Down | Refused], seen: Callable[[], None]) -> None:
-        """From the coordinator. seen: called when it is looked at, on the device thread."""
+        """From the coordinator. seen: called when it is looked at, in a turn."""
         self.tell(lambda: self._heard(told, seen))
 
     def _wake(self) -> None:
@@ -246,7 +258,15 @@ class RoundDriver:
     def _computed(self, step: Step, end: Came) -> StepJob:
         """A job for the thread of passes."""
         self._under_way += 1
-        return StepJob(step, lambda bug: self._worker.device.post(partial(self._after, step, end, bug), self._events))
+
+        def over(bug: Exception | None) -> None:
+            after = partial(self._after, step, end, bug)
+            if self._device.queued:  # the next pass goes first
+                self._worker.device.post(after, self._events)
+            else:
+                self._worker.device.here(after)
+
+        return StepJob(step, over)
 
     def _after(self, step: Step, end: Came, bug: Exception | None) -> None:
         """Ends the step whatever happened: what is held for it comes free."""
@@ -275,24 +295,23 @@ class RoundDriver:
 
     def _feed(self, told: Sequence[Told | Plan]) -> None:
         while True:
-            reports = []
             for action in self.rounds.feed_all(told, time.monotonic()):
-                if type(action) in LAST:
-                    reports.append(action)
-                else:
-                    self._carry[type(action)](action)
-            if reports:
-                self._drafters.let_leave()
-            for action in reports:
                 self._carry[type(action)](action)
             self._arriving.clear()
             self._began.clear()
             if not self._more:
                 break
             told, self._more = self._more, []
-        if self._up:
-            up, self._up[:] = list(self._up), []
-            self._events.call_soon_threadsafe(self._tell_up, up)
+        if self._up and not self._saying:
+            self._saying = True
+            self._worker.device.post(partial(self._surely, self._say_news), self._events, computes=False)
+
+    def _say_news(self) -> None:
+        self._saying = False
+        self._drafters.let_leave()
+        up = [each.made() if isinstance(each, _Unsaid) else each for each in self._up]
+        self._up.clear()
+        self._events.call_soon_threadsafe(self._tell_up, up)
 
     # What came.
 
@@ -359,7 +378,7 @@ class RoundDriver:
 
     def _report(self, report: Report) -> None:
         if report.number:
-            self._up.append(self._passes.report(report))
+            self._up.append(_Unsaid(partial(self._passes.report, report, self._passes.taken(report.number))))
             return
         began = self._began.pop(report.rounds[0].sequence)
         logprobs = [began.logprobs] if began.logprobs else []

@@ -36,7 +36,9 @@ class Running(NamedTuple):
     step: Step
 
 
-class _Ran(NamedTuple):
+class Ran(NamedTuple):
+    """A pass that has ended."""
+
     running: Running
     judged: Judged
     verdicts: dict[int, Verdict]  # by sequence
@@ -81,7 +83,7 @@ class RoundPasses:
     ) -> None:
         self._engine, self._rounds, self._drafters, self._admitted = engine, rounds, drafters, admitted
         self._metrics = metrics
-        self._ran: dict[int, _Ran] = {}  # those that ended last, by number
+        self._ran: dict[int, Ran] = {}  # those that ended last, by number
         self._refused: list[Refused] = []
         self._spans = RoundSpans()
 
@@ -128,10 +130,9 @@ class RoundPasses:
             else:
                 verdicts[item.cursor.sequence] = outcome
                 drawn.append(Drawn((*item.draft_ids[: outcome.accepted], outcome.next_token)))
-        self._ran[running.number] = _Ran(running, judged, verdicts, time.monotonic())
+        self._ran[running.number] = Ran(running, judged, verdicts, time.monotonic())
         while len(self._ran) > REMEMBERED:
-            del self._ran[next(iter(self._ran))]
-        self._note(judged)
+            self._note(self._ran.pop(next(iter(self._ran))).judged)
         return PassEnded(running.number, drawn)
 
     def _note(self, judged: Judged) -> None:
@@ -145,10 +146,14 @@ class RoundPasses:
         refused, self._refused = self._refused, []
         return refused
 
-    def report(self, report: Report) -> PassReport:
-        """Of a pass that has just ended."""
-        ran = self._ran.pop(report.number)
+    def taken(self, number: int) -> Ran:
+        """A pass that has just ended, once."""
+        return self._ran.pop(number)
+
+    def report(self, report: Report, ran: Ran) -> PassReport:
+        """Of such a pass."""
         judged, rounds = ran.judged, report.rounds
+        self._note(judged)
         held = self._engine.held
         return PassReport(
             report,
@@ -162,7 +167,7 @@ class RoundPasses:
             pages_free=held.pages_total - held.pages_held,
         )
 
-    def _timing(self, ran: _Ran) -> Timing:
+    def _timing(self, ran: Ran) -> Timing:
         cohort, orders = ran.running.cohort, ran.running.orders
         forward_s = ran.judged.forward_ns * 1e-9
         whose = (item.cursor.sequence for item in ran.running.items if item is not None)
@@ -171,7 +176,7 @@ class RoundPasses:
         draft_s = max((each.draft_s for each in orders), default=0.0)
         return Timing(forward_s, round_s, draft_s, max(waited, 0.0))
 
-    def _logprobs(self, ran: _Ran, rounds: Sequence[RoundReport]) -> Sequence[Sequence[ScoredToken]]:
+    def _logprobs(self, ran: Ran, rounds: Sequence[RoundReport]) -> Sequence[Sequence[ScoredToken]]:
         told = [ran.verdicts[each.sequence].logprobs[: len(each.tokens)] for each in rounds]
         return told if any(told) else ()
 

@@ -21,18 +21,20 @@ def validate_q(
         return None if ids.size == 0 else "q: entries without drafted tokens"
     if ids.shape[0] != slots or ids.shape[1] == 0:
         return f"q: {ids.shape[0]} slots of {ids.shape[1]} entries for {slots} drafted tokens"
-    if ids.min() < 0 or ids.max() >= vocab:
+    if ids.max() >= vocab or (ids.dtype.kind != "u" and ids.min() < 0):
         return f"q_ids: an id is not below the vocabulary size {vocab}"
-    if not np.isfinite(probs).all():
+    if not probs.min() >= 0:  # NaN is not
+        return f"q_probs: a probability is {'negative' if np.isfinite(probs).all() else 'not finite'}"
+    sums = probs.sum(axis=1, dtype=np.float64)
+    worst = max(1.0 - float(sums.min()), float(sums.max()) - 1.0)
+    if worst == np.inf:
         return "q_probs: a probability is not finite"
-    if probs.min() < 0:
-        return "q_probs: a probability is negative"
-    worst = float(np.abs(probs.sum(axis=1, dtype=np.float64) - 1.0).max())
     if worst > SUM_TOLERANCE:
         return f"q_probs: a slot's probabilities miss a sum of 1 by {worst:.3g}"
     ranked = np.sort(ids, axis=1)
     if (ranked[:, 1:] == ranked[:, :-1]).any():
         return "q_ids: an id appears twice in a slot"
-    if not ((ids == np.asarray(draft_ids, np.int64)[:, None]) & (probs > 0)).any(axis=1).all():
+    drafted = np.asarray(draft_ids, np.int64)[:, None]
+    if np.count_nonzero((ids == drafted) & (probs > 0)) < slots:  # at most once in each
         return "draft_ids: a drafted token is outside the support of its q"
     return None

@@ -5,20 +5,16 @@ when the order of a block leaves, so they know nothing of that block. Invariant 
 long as every slot up to it reaches the price, which looks at confidences up to j alone; then the pass is cut by rank to
 a cap that was frozen, too. It is never cut down to a number that is a function of its own total.
 
-Symbols: n sequences, k slots of the longest block.
+Symbols: n sequences.
 """
 
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple
-
-import numpy as np
-
-from dspark.rounds.survival import Floats, Ints, survival
 
 NO_CAP = 1 << 30
 
@@ -89,35 +85,38 @@ EVERYBODY = SequencePlan()
 
 
 def prefixes(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[int]:
-    """[n] slots to verify of each block, given the confidences of its slots; blocks may be empty."""
-    longest = max(map(len, blocks), default=0)
-    if longest == 0:
-        return [0] * len(blocks)
-    lengths = np.fromiter(map(len, blocks), np.int64, len(blocks))
-    drafted = np.arange(longest) < lengths[:, None]
-    confidence = np.zeros((len(blocks), longest))
-    confidence[drafted] = np.fromiter(chain.from_iterable(blocks), np.float64, int(lengths.sum()))
-    alive = survival(confidence, lengths)
-    # Nearly always one and the same: whoever has no terms of its own has the plan's.
-    own = terms[:1] if all(each is terms[0] for each in terms) else terms
-    worth = alive * np.array([each.weight for each in own])[:, None]
-    kind = np.array([int(each.kind) for each in own])[:, None]
-    price = np.array([each.price for each in own])[:, None]
-    passes = np.where(kind == PlanKind.THRESHOLD, confidence >= price, worth >= price)  # of NaN neither holds
-    passes |= (kind == PlanKind.FIXED) | ((kind == PlanKind.THRESHOLD) & (price <= 0.0))
-    passes &= (kind != PlanKind.OFF) & drafted
-    chosen: Ints = np.logical_and.accumulate(passes, axis=1).sum(axis=1)
-    return list(map(int, _capped(worth, chosen, min(each.cap for each in own))))
+    """[n] slots to verify of each block, given the confidences of its slots; blocks may be empty.
+
+    Without arrays: a pass has a few hundred slots at most, and a core that has waited for it is slow to wake them up.
+    """
+    worth = [_worth(block, own) for block, own in zip(blocks, terms, strict=True)]
+    return _capped(worth, min((own.cap for own in terms), default=NO_CAP))
 
 
-def _capped(worth: Floats, chosen: Ints, cap: int) -> Ints:
+def _worth(block: Sequence[float], terms: Terms) -> list[float]:
+    """Of the slots to verify: the weighted chance that each is still alive. Never rises."""
+    kind, price, weight = terms.kind, terms.price, terms.weight
+    worth: list[float] = []
+    alive = 1.0
+    for confidence in block if kind is not PlanKind.OFF else ():
+        alive *= min(confidence, 1.0) if confidence > 0.0 else 0.0  # NaN is not above 0
+        if kind is PlanKind.PRICE and not weight * alive >= price:
+            break
+        if kind is PlanKind.THRESHOLD and not (confidence >= price or price <= 0.0):
+            break
+        worth.append(weight * alive)
+    return worth
+
+
+def _capped(worth: Sequence[Sequence[float]], cap: int) -> list[int]:
     """[n] of these slots the `cap` that rank first: by worth, then the earlier slot, then the lower row.
 
     Along a row worth never rises, so what is left of it is a prefix; whether a slot is left depends on what ranks
     before it alone, and nothing behind it in its own row does.
     """
-    if int(chosen.sum()) <= cap:
+    chosen = [len(own) for own in worth]
+    if sum(chosen) <= cap:
         return chosen
-    rows, slots = np.nonzero(np.arange(worth.shape[1]) < chosen[:, None])
-    first = np.lexsort((rows, slots, -worth[rows, slots]))[:cap]
-    return np.bincount(rows[first], minlength=len(chosen)).astype(np.int64)
+    ranked = sorted((-each, slot, row) for row, own in enumerate(worth) for slot, each in enumerate(own))
+    left = Counter(row for _, _, row in ranked[:cap])
+    return [left[row] for row in range(len(worth))]

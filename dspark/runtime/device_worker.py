@@ -36,6 +36,7 @@ class DeviceWorker:
         # which waits in Python. Pushes and pops of numbered tuples are atomic, as nothing in them compares in Python.
         self._jobs: list[tuple[int, int, Any]] = []
         self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._turn = threading.Lock()  # whose job is run
         self._closed = False
         self.busy_s = 0.0  # worked so far; written by the device thread alone
         # Called on the event loop with False when several jobs in a row have failed, and with True once one did not: a
@@ -87,6 +88,17 @@ class DeviceWorker:
         if not self._closed:
             self._put(0, (loop, None, function, (), computes))
 
+    def here(self, function: Callable[[], object]) -> None:
+        """The same at once, in the calling thread, between two jobs of the device's own: for threads that may wait, and
+        would only hand on what they have."""
+        with self._turn:
+            if self._closed:
+                return
+            try:
+                function()
+            except Exception as error:
+                log.error("device.failed", exc_info=error)
+
     def close(self) -> None:
         """Finishes what is queued, then ends the thread; waits at most five seconds."""
         if not self._closed:
@@ -107,11 +119,12 @@ class DeviceWorker:
             loop, future, function, args, computes = job
             if future is not None and future.cancelled():
                 continue
-            began = time.monotonic()
-            try:
-                result, error = function(*args), None
-            except BaseException as caught:  # handed to the caller, whatever it is
-                result, error = None, caught
+            with self._turn:
+                began = time.monotonic()
+                try:
+                    result, error = function(*args), None
+                except BaseException as caught:  # handed to the caller, whatever it is
+                    result, error = None, caught
             self.busy_s += time.monotonic() - began
             changed = self._judge(error) if computes else None
             try:

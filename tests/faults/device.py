@@ -44,6 +44,10 @@ class SimulatedDevice(DeviceWorker):
     def _work(self) -> None:
         """The thread ends at once."""
 
+    def here(self, function: Callable[[], object]) -> None:
+        """The loop is whoever calls: behind the jobs that are under way."""
+        self.post(function, asyncio.get_running_loop(), computes=False)
+
     def _put(self, rank: int, job: Any) -> None:
         if not self._node.alive:
             raise Unavailable("the device is shutting down")

@@ -17,7 +17,7 @@ from faults.network import Network
 class MemoryDrafterStream:
     """Keeps the names of `DrafterStream`."""
 
-    unsent = 0  # nothing here waits in simulated time
+    leaving = False  # nothing here waits in simulated time
 
     def __init__(
         self,

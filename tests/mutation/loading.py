@@ -137,7 +137,7 @@ LOADING = [
         ),
         (
             "a negative q is weighed",
-            "    if probs.min() < 0:\n",
+            "    if not probs.min() >= 0:  # NaN is not\n",
             "    if probs.min() < -1:\n",
             ACCEPTANCE,
         ),

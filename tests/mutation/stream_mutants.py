@@ -113,10 +113,13 @@ STREAMS: list[Mutant] = [
             "            pass",
             (f"{F}a_drafter_without_room_says_so_and_others_are_drafted_for",),
         ),
+    ),
+    *in_file(
+        "verify_service/kv_cache_manager.py",
         (
             "rows of an order are a position late",
-            "RowSpan(each.sequence, each.epoch, each.first_row, each.committed_len - 1)",
-            "RowSpan(each.sequence, each.epoch, each.first_row, each.committed_len - 2)",
+            "min(each.committed_len - 1, state.cached)",
+            "min(each.committed_len - 2, state.cached)",
             ANSWERS,
         ),
     ),

@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from dspark.rounds.control import DrafterAt
+from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 from verify_service import drafter_stream
 from verify_service.drafter_stream import DrafterStream
@@ -129,8 +130,8 @@ def test_a_call_that_cannot_be_made_leaves_no_channel_behind(drafters: Any, monk
 
 def test_one_stream_that_cannot_be_closed_keeps_no_other_one_open() -> None:
     engine: Any = SimpleNamespace(projection=SimpleNamespace(fingerprint="p"))
-    worker: Any = SimpleNamespace(engine=engine, security=None, incarnation=1, metrics=None)
-    of_all: Any = Drafters(worker, SimpleNamespace(), {}, lambda _: None, lambda _: None)  # type: ignore[arg-type]
+    worker: Any = SimpleNamespace(engine=engine, security=None, incarnation=1, metrics=Metrics())
+    of_all: Any = Drafters(worker, SimpleNamespace(), {}, *[lambda _: None] * 3)  # type: ignore[arg-type]
     closed = []
 
     class Stream:

@@ -13,11 +13,12 @@ import pytest
 import torch
 import yaml
 
+from dspark.rounds.events import OrderRow
 from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, Rule, SamplingParams, SparseQ, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.feature_store import FeatureRows
-from verify_service.interface import PromptPrefill, RowSpan
+from verify_service.interface import PromptPrefill
 from verify_service.sequences import VerifyItem
 from verify_service.synthetic import SyntheticVerifyEngine
 
@@ -345,6 +346,6 @@ def test_nothing_of_a_pass_is_known_before_its_end(engine: Any) -> None:
     said = take_in(engine, 1)
     step = engine.begin([item(1, said)])
     run(step)
-    assert engine.kept_rows([RowSpan(1, 1, 0, 99)]).counts == [len(said) - 1]
+    assert engine.kept_rows([OrderRow(1, 1, 9, 100, 5, 3, 0)]).counts == [len(said) - 1]
     engine.end(step)
-    assert engine.kept_rows([RowSpan(1, 1, 0, 99)]).counts == [len(said)]
+    assert engine.kept_rows([OrderRow(1, 1, 9, 100, 5, 3, 0)]).counts == [len(said)]
