@@ -203,17 +203,15 @@ class Bench:
         cursor = Cursor(number, 1, 0, len(prompt))
         longest = len(prompt) + self.tokens + self._drafter.drafter.config.block_size + 2
         opened = [self._drafter.open(self._held(cursor, form), longest) for form in FORMS]
-        for refusal in (self._verifier.open(cursor, law, longest, False, token_ids=prompt), *opened):
+        for refusal in (self._verifier.open(cursor, law, longest, True, token_ids=prompt), *opened):
             if refusal is not None:
                 raise SystemExit(f"a sequence was refused: {refusal.message}")
-        made = self._verifier.prefill_chunk(number, prompt)
-        assert isinstance(made, FeatureRows), made
-        self._push(made, cursor)
+        self._verifier.prefill_chunk(number, prompt)
         anchor = self._verifier.first_token(number)
         assert isinstance(anchor, int), anchor
-        return AnswerStream(
-            domain, cursor._replace(round=1, committed_len=len(prompt) + 1), law, [*prompt, anchor], len(prompt)
-        )
+        cursor = cursor._replace(round=1, committed_len=len(prompt) + 1)
+        self._push(cursor, 0)
+        return AnswerStream(domain, cursor, law, [*prompt, anchor], len(prompt))
 
     def _round(self, running: Sequence[AnswerStream], wanted: Sequence[Setting]) -> None:
         deployed = Setting("", "")
@@ -225,15 +223,14 @@ class Bench:
             VerifyItem(stream.cursor, stream.tokens[-1], block.token_ids, block.q)
             for stream, block in zip(running, blocks, strict=True)
         ]
-        judged = self._verifier.judge_cohort(items)
-        for stream, block, verdict, rows in zip(running, blocks, judged.outcomes, judged.features, strict=True):
+        for stream, block, verdict in zip(running, blocks, self._verifier.verify(items), strict=True):
             if not isinstance(verdict, Verdict):
                 raise SystemExit(f"a round failed: {verdict}")
-            assert isinstance(rows, FeatureRows)
-            self._push(rows, stream.cursor)
             stream.tokens += [*block.token_ids[: verdict.accepted], verdict.next_token]
             stream.rounds += 1
+            start = stream.cursor.anchor_position
             stream.cursor = stream.cursor._replace(round=stream.cursor.round + 1, committed_len=len(stream.tokens))
+            self._push(stream.cursor, start)
 
     def _drafts(self, running: Sequence[AnswerStream], setting: Setting) -> list[Block]:
         self._drafter.config = replace(self._draft, q_entries=setting.entries)
@@ -260,8 +257,10 @@ class Bench:
             worth = committed(block, laws[tuple(block.token_ids)], law, stream.cursor.anchor_position)
             stream.worth[alike] = stream.worth.get(alike, 0.0) + worth
 
-    def _push(self, made: FeatureRows, cursor: Cursor) -> None:
-        """Over the wire's own format, once per form."""
+    def _push(self, cursor: Cursor, start: int) -> None:
+        """Rows from `start` on, over the wire's own format, once per form."""
+        made = self._verifier.features(cursor, start)
+        assert isinstance(made, FeatureRows), made
         count = len(made.token_ids)
         for form in FORMS:
             rows = self._drafter.read_rows(replace(made, form=form).message(0, count), count)

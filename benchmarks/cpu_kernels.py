@@ -115,16 +115,15 @@ class Side:
             cursor = Cursor(number, 1, 0, len(prompt))
             longest = len(prompt) + TOKENS + 16
             for refusal in (
-                self._verifier.open(cursor, law, longest, False, token_ids=prompt),
+                self._verifier.open(cursor, law, longest, True, token_ids=prompt),
                 self._drafter.open(cursor, longest),
             ):
                 assert refusal is None, refusal
-            made = self._verifier.prefill_chunk(number, prompt)
-            assert isinstance(made, FeatureRows), made
-            self._push([(made, cursor)])
+            self._verifier.prefill_chunk(number, prompt)
             anchor = self._verifier.first_token(number)
             assert isinstance(anchor, int), anchor
             cursor = cursor._replace(round=1, committed_len=len(prompt) + 1)
+            self._push([(cursor, 0)])
             self._running.append(RunningAnswer(cursor, law, [*prompt, anchor]))
 
     def round(self) -> tuple[float, int]:
@@ -137,12 +136,12 @@ class Side:
         ]
         judged = self._verifier.judge_cohort(items)
         pushed, committed = [], 0
-        for one, block, verdict, rows in zip(self._running, blocks, judged.outcomes, judged.features, strict=True):
+        for one, block, verdict in zip(self._running, blocks, judged.outcomes, strict=True):
             assert isinstance(verdict, Verdict), verdict
-            assert isinstance(rows, FeatureRows)
-            pushed.append((rows, one.cursor))
+            start = one.cursor.anchor_position
             one.tokens += [*block.token_ids[: verdict.accepted], verdict.next_token]
             one.cursor = one.cursor._replace(round=one.cursor.round + 1, committed_len=len(one.tokens))
+            pushed.append((one.cursor, start))
             committed += verdict.accepted + 1
         self._push(pushed)
         return time.thread_time() - began, committed
@@ -159,9 +158,12 @@ class Side:
         ]
         return list(self._drafter.draft(asked))
 
-    def _push(self, made: Sequence[tuple[FeatureRows, Cursor]]) -> None:
+    def _push(self, asked: Sequence[tuple[Cursor, int]]) -> None:
+        """Rows from these on."""
         chunks = []
-        for rows, cursor in made:
+        for cursor, start in asked:
+            rows = self._verifier.features(cursor, start)
+            assert isinstance(rows, FeatureRows), rows
             count = len(rows.token_ids)
             taken = self._drafter.read_rows(rows.message(0, count), count)
             chunks.append(Rows(cursor.sequence, cursor.epoch, rows.start, taken, rows.token_ids))

@@ -189,15 +189,15 @@ def served(verifier: VerifyEngine, drafter: DraftEngine, count: int, context: in
         judged = verifier.judge_cohort(items)
         ended = _now(verifier.device)
         said = 0
-        for n, (outcome, rows) in enumerate(zip(judged.outcomes, judged.features, strict=True)):
-            if not isinstance(outcome, Verdict) or rows is None:
+        for n, outcome in enumerate(judged.outcomes):
+            if not isinstance(outcome, Verdict):
                 raise RuntimeError(f"not judged: {outcome}")
-            made: Any = rows
-            drafter.ingest(n, 1, made.start, list(made.token_ids), made.rows)
             said += outcome.accepted + 1
             at = cursors[n]
             cursors[n] = Cursor(n, 1, at.round + 1, at.committed_len + outcome.accepted + 1)
             anchors[n] = outcome.next_token
+            made: Any = verifier.features(cursors[n], at.anchor_position)
+            drafter.ingest(n, 1, made.start, list(made.token_ids), made.rows)
         if turn >= 4:
             draft_s.append(middle - began)
             verify_s.append(ended - middle)
@@ -222,7 +222,7 @@ def alone(verifier: VerifyEngine, context: int, rounds: int, shape: PairShape) -
     problem = verifier.pretend(Cursor(0, 1, 0, context), GREEDY, context + 8)
     if problem is not None:
         raise RuntimeError(problem.message)
-    item = VerifyItem(Cursor(0, 1, 1, context + 1), 0, (), NO_Q, wants_rows=False)
+    item = VerifyItem(Cursor(0, 1, 1, context + 1), 0, (), NO_Q)
     taken = []
     for turn in range(rounds + 5):
         began = _now(verifier.device)

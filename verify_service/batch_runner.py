@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.types import Draws, Refusal, Verdict
-from verify_service.interface import FeatureRun
 from verify_service.sequences import CachedSequence, VerifyItem
 
 
@@ -21,7 +20,6 @@ class PromptChunk(NamedTuple):
 
     state: CachedSequence
     token_ids: Sequence[int]
-    wants_rows: bool
     next_ids: Sequence[int] = ()  # where the prompt is scored: the token behind each of them, but the prompt's last
 
 
@@ -51,11 +49,9 @@ class BatchFailed(Exception):
 
 
 class Stepped(NamedTuple):
-    """What became of each item, the rows that were committed, and those of each chunk."""
+    """What became of each item."""
 
     outcomes: Sequence[Verdict | Refusal]
-    features: Sequence[FeatureRun | None]
-    chunk_rows: Sequence[FeatureRun | None]
     tokens: int  # of the items
 
 

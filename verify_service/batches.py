@@ -210,12 +210,12 @@ class Batches:
             if state is None or state.epoch != prefill.epoch or state.cached >= state.prompt_len:
                 self._leave(prefill)
                 why = unknown(Cursor(prefill.sequence, prefill.epoch, 0, 0))
-                self._tell([Progress(prefill, None, 0, False, why)])
+                self._tell([Progress(prefill, 0, False, why)])
                 continue
             start, most = state.cached, budget if state.scores is None else min(budget, SCORED)
             ids = prefill.token_ids[start : start + most]
             behind = () if state.scores is None else prefill.token_ids[start + 1 : start + 1 + len(ids)]
-            riders.append((prefill, PromptChunk(state, ids, prefill.wants_rows, behind)))
+            riders.append((prefill, PromptChunk(state, ids, behind)))
             budget -= len(ids)
         return riders
 

@@ -23,7 +23,7 @@ from verify_service.config import VerifyConfig
 from verify_service.engine_core import EngineCore
 from verify_service.feature_store import FeatureStore
 from verify_service.grammars.grammars import Grammars
-from verify_service.interface import FeatureRun, Grammar
+from verify_service.interface import Grammar
 from verify_service.interface import Judged as Judged
 from verify_service.judging import Sampler, judge_each, matcher_of, rule_problem, shaper_of, told
 from verify_service.kv_block_pool import Slots
@@ -113,17 +113,16 @@ class VerifyEngine(EngineCore):
         rotation = self._runner.rotation
         return salt if rotation is None else f"{salt}\0{rotation.of(prompt_len)}"  # keys turned otherwise are of no use
 
-    def prefill_chunk(
-        self, sequence: int, token_ids: Sequence[int], *, epoch: int | None = None, wants_rows: bool = True
-    ) -> FeatureRun | Refusal | None:
-        """Runs the next tokens of an opened sequence; returns their feature rows, None when nobody needs them."""
+    def prefill_chunk(self, sequence: int, token_ids: Sequence[int], *, epoch: int | None = None) -> Refusal | None:
+        """Runs the next tokens of an opened sequence."""
         state = self._holdings.states.get(sequence)
         if state is None or (epoch is not None and epoch != state.epoch):
             return unknown(Cursor(sequence, epoch or 0, 0, 0))
         start, stop = state.cached, state.cached + len(token_ids)
         if stop > state.prompt_len or not len(token_ids):
             return invalid(f"token_ids: {len(token_ids)} tokens after {start} of {state.prompt_len}")
-        return self._step.run([], [PromptChunk(state, token_ids, wants_rows)]).chunk_rows[0]
+        self._step.run([], [PromptChunk(state, token_ids)])
+        return None
 
     def compile(self, constraint: Constraint, tenant: str) -> Future[Grammar]:
         """The form of an answer, compiled on another thread; see `Engine`."""

@@ -90,12 +90,10 @@ class EngineCore:
         )
         return admitted if isinstance(admitted, Refusal) else None
 
-    def spared(self, sequence: int, epoch: int, *, rows: bool) -> tuple[int, FeatureRun | None]:
-        """Leading tokens of the prompt that were found computed, and their feature rows if they are wanted."""
+    def spared(self, sequence: int, epoch: int) -> int:
+        """Leading tokens of the prompt that were found computed."""
         state = self._holdings.states.get(sequence)
-        if state is None or state.epoch != epoch or not state.spared:
-            return 0, None
-        return state.spared, self._holdings.rows(state, 0, state.spared) if rows and state.keep_features else None
+        return 0 if state is None or state.epoch != epoch else state.spared
 
     def anchor_logprobs(self, sequence: int) -> tuple[ScoredToken, ...]:
         """Of the token that `first_token` drew; empty when its law asks for none."""

@@ -52,7 +52,6 @@ class PromptPrefill:
     sequence: int
     epoch: int
     token_ids: Sequence[int]
-    wants_rows: bool
     owner: int = 0  # who takes its news
 
 
@@ -61,7 +60,6 @@ class Progress:
     """What one chunk of a prompt brought."""
 
     prefill: PromptPrefill
-    rows: FeatureRun | None
     tokens: int
     done: bool  # all of the prompt has run
     problem: Refusal | None = None  # set when it cannot go on
@@ -69,10 +67,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Outcomes in the order of the items; features of the rows that were committed, for those that were judged."""
+    """Outcomes in the order of the items."""
 
     outcomes: list[Verdict | Refusal]
-    features: Sequence[FeatureRun | None]
     tokens: int  # of the items, in the packed passes
     forward_ns: int
     prefill_tokens: int = 0  # of prompts that rode along; what came of them is `VerifyEnginePort.take_news`
@@ -180,8 +177,8 @@ class VerifyEnginePort(Protocol):
     ) -> Refusal | None:
         """scores: likeliest tokens that `prompt_logprobs` is to tell at every position; None: it tells nothing."""
 
-    def spared(self, sequence: int, epoch: int, *, rows: bool) -> tuple[int, FeatureRun | None]:
-        """Leading tokens of the prompt that need no pass, and their feature rows if they are wanted."""
+    def spared(self, sequence: int, epoch: int) -> int:
+        """Leading tokens of the prompt that need no pass."""
 
     def line_up(self, prefill: PromptPrefill) -> None:
         """The rest of an opened sequence's prompt will run, in rounds or between them."""

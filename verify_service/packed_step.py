@@ -24,7 +24,7 @@ from dspark.decoding.logprobs import prompt_logprobs
 from dspark.decoding.masking import Masks, mask
 from dspark.types import Draws, Refusal, ScoredPrompt, ScoredToken, Verdict
 from verify_service.batch_runner import BatchFailed, PromptChunk, Stepped, spoil
-from verify_service.feature_store import FeatureRows, FeatureStore
+from verify_service.feature_store import FeatureStore
 from verify_service.judging import Sampler, masks_of, shaper_of, told
 from verify_service.judging import unready as unready_law
 from verify_service.kv_cache_manager import KVCacheManager
@@ -47,7 +47,6 @@ class _Committed(NamedTuple):
     start: int  # first position
     token_ids: list[int]
     row: int  # first row of the pass
-    awaited: bool  # somebody waits for its feature rows; else they are kept
 
 
 class Prepared(NamedTuple):
@@ -88,10 +87,9 @@ class Executed(NamedTuple):
     decided: Sequence[_Complete]
     scored: Sequence[ScoredPrompt | Refusal | None]  # of each chunk
     last_logits: Sequence[Tensor | None]  # of the chunks that end their prompt
-    committed: Sequence[_Committed | None]  # of items, then of chunks
-    rows: Sequence[Tensor | None]  # feature rows of those that are awaited
-    owed: Sequence[_Committed]  # those whose rows are not
-    owed_taps: Tensor | None
+    committed: Sequence[_Committed]  # whose feature rows are kept
+    rows: Tensor | None  # these rows, or
+    taps: Tensor | None  # what they will be made of
 
 
 class PackedStep:
@@ -169,8 +167,9 @@ class PackedStep:
             raise BatchFailed(f"{what}: {error}") from error
         decided = self._decide(prepared, result) if items else []
         committed = [
-            None if isinstance(each, Refusal) else _of_item(state, item, case.first_row, each[0])
+            _Committed(state, state.cached, [item.anchor, *item.draft_ids[: each[0]]], case.first_row)
             for state, item, case, each in zip(prepared.states, items, prepared.cases, decided, strict=True)
+            if not isinstance(each, Refusal)
         ]
         scored: list[ScoredPrompt | Refusal | None] = []
         last_logits: list[Tensor | None] = []
@@ -182,10 +181,11 @@ class PackedStep:
             ends = state.cached + count == state.prompt_len
             last_logits.append(result.logits[last].clone() if ends else None)
             last += ends
-            committed.append(_committed(state, state.cached, list(chunk.token_ids), row, chunk.wants_rows))
+            committed.append(_Committed(state, state.cached, list(chunk.token_ids), row))
             row += count
-        rows, owed, owed_taps = self._project(committed, result.taps)
-        return Executed(prepared, decided, scored, last_logits, committed, rows, owed, owed_taps)
+        kept = [each for each in committed if each.state.keep_features] if self._store is not None else []
+        drafted = any(item.draft_ids for item in items)
+        return Executed(prepared, decided, scored, last_logits, kept, *self._project(kept, result.taps, now=drafted))
 
     def _decide(self, prepared: Prepared, result: Pass) -> list[_Complete]:
         items, cases, masks = prepared.items, prepared.cases, prepared.masks
@@ -201,22 +201,16 @@ class PackedStep:
         ]
 
     def _project(
-        self, committed: Sequence[_Committed | None], taps: Tensor | None
-    ) -> tuple[list[Tensor | None], list[_Committed], Tensor | None]:
-        """Rows of those that are awaited; taps of the others, which are owed."""
-        rows: list[Tensor | None] = [None] * len(committed)
-        store = self._store
-        if store is None:
-            return rows, [], None
-        owed = [each for each in committed if each is not None and not each.awaited]
-        kept = _picked(taps, owed) if owed else None
-        now = [(at, each) for at, each in enumerate(committed) if each is not None and each.awaited]
+        self, kept: Sequence[_Committed], taps: Tensor | None, *, now: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Their rows, if they are wanted now: those of drafted rounds travel with the next order. For those of plain
+        rounds nobody may ever ask, so their taps are put by."""
+        if not kept or self._store is None:
+            return None, None
+        picked = _picked(taps, kept)
         if now:
-            counts = [len(each.token_ids) for _, each in now]
-            made = torch.split(store.project(_picked(taps, [each for _, each in now]), sum(counts)), counts)
-            for (at, _), own in zip(now, made, strict=True):
-                rows[at] = own
-        return rows, owed, None if kept is None else kept.clone()  # a pass may write its taps where the last one did
+            return self._store.project(picked, sum(len(each.token_ids) for each in kept)), None
+        return None, None if picked is None else picked.clone()  # a pass may write its taps where the last one did
 
     def commit(self, executed: Executed) -> Stepped:
         """What came of it becomes so, but for sequences that have left since."""
@@ -234,12 +228,11 @@ class PackedStep:
                 _commit_chunk(chunk, scored)
                 if logits is not None:
                     holdings.last_logits[chunk.state.sequence] = logits
-        rows = self._keep(executed)
+        self._keep(executed)
         for chunk in prepared.chunks:
             if self._there(chunk.state) and chunk.state.cached == chunk.state.prompt_len:  # rows and all are there
                 holdings.keep_prefix(chunk.state)
-        count = len(prepared.items)
-        return Stepped(outcomes, rows[:count], rows[count:], prepared.tokens)
+        return Stepped(outcomes, prepared.tokens)
 
     def _there(self, state: CachedSequence) -> bool:
         return self._holdings.states.get(state.sequence) is state
@@ -265,36 +258,23 @@ class PackedStep:
         state.round = item.cursor.round
         return Verdict(item.cursor, accepted, next_token, through, len(item.draft_ids), logprobs)
 
-    def _keep(self, executed: Executed) -> list[FeatureRows | None]:
-        """Feature rows that are kept, now or when somebody asks; those that are awaited."""
-        made: list[FeatureRows | None] = [None] * len(executed.committed)
-        store = self._store
-        if store is None:
-            return made
-        if executed.owed:
-            there = [self._there(each.state) for each in executed.owed]
-            taps = executed.owed_taps
-            if not all(there):
-                counts = [len(each.token_ids) for each in executed.owed]
-                mask = torch.repeat_interleave(torch.tensor(there), torch.tensor(counts))
-                taps = None if taps is None else taps[mask.to(taps.device)]
-            if owed := [each for each, here in zip(executed.owed, there, strict=True) if here]:
-                store.put_later(self._holdings.where([_run(each) for each in owed]), taps)
-        kept: list[tuple[_Committed, Tensor]] = []
-        for at, (each, own) in enumerate(zip(executed.committed, executed.rows, strict=True)):
-            if each is None or own is None or not self._there(each.state):
-                continue
-            state = each.state
-            made[at] = FeatureRows(state.sequence, state.epoch, each.start, each.token_ids, own, store.form)
-            if state.keep_features:
-                kept.append((each, own))
-        if kept:  # in one go: a cohort has a row or two of each
-            store.put(self._holdings.where([_run(each) for each, _ in kept]), torch.cat([own for _, own in kept]))
-        return made
-
-
-def _of_item(state: CachedSequence, item: VerifyItem, row: int, accepted: int) -> _Committed | None:
-    return _committed(state, state.cached, [item.anchor, *item.draft_ids[:accepted]], row, item.wants_rows)
+    def _keep(self, executed: Executed) -> None:
+        """Feature rows, made or owed: in one go, as a cohort has a row or two of each. Not of who has left since."""
+        rows, taps, kept = executed.rows, executed.taps, executed.committed
+        if not kept or self._store is None:
+            return
+        there = [self._there(each.state) for each in kept]
+        if not all(there):
+            staying = torch.repeat_interleave(torch.tensor(there), torch.tensor([len(each.token_ids) for each in kept]))
+            rows, taps = (None if of is None else of[staying.to(of.device)] for of in (rows, taps))
+            kept = [each for each, here in zip(kept, there, strict=True) if here]
+        if not kept:
+            return
+        slots = self._holdings.where([(each.state, each.start, len(each.token_ids)) for each in kept])
+        if rows is not None:
+            self._store.put(slots, rows)
+        else:
+            self._store.put_later(slots, taps)
 
 
 def _commit_chunk(chunk: PromptChunk, scored: ScoredPrompt | Refusal | None) -> None:
@@ -332,15 +312,6 @@ def _with_logprobs(
 
 def _is_mask(made: Masks | Refusal | None) -> TypeGuard[Masks]:
     return isinstance(made, np.ndarray)
-
-
-def _committed(state: CachedSequence, start: int, ids: list[int], row: int, awaited: bool) -> _Committed | None:
-    """None where nobody wants rows, now or later: plain decoding pays for no projection."""
-    return _Committed(state, start, ids, row, awaited) if awaited or state.keep_features else None
-
-
-def _run(each: _Committed) -> tuple[CachedSequence, int, int]:
-    return each.state, each.start, len(each.token_ids)
 
 
 def _picked(taps: Tensor | None, committed: Sequence[_Committed]) -> Tensor | None:

@@ -74,13 +74,13 @@ class Prompts:
             return failed(cursor.sequence, error)
         if refusal is not None:
             return refusal
-        spared, _ = self._engine.spared(cursor.sequence, cursor.epoch, rows=False)
+        spared = self._engine.spared(cursor.sequence, cursor.epoch)
         grammar = None
         if admission.law.constraint is not None:
             grammar = self._engine.compile(admission.law.constraint, admission.cache_salt)
             grammar.add_done_callback(lambda _: self._wake())
         self._waiting[cursor.sequence, cursor.epoch] = _Prompt(admission, time.monotonic(), spared, grammar)
-        self._engine.line_up(PromptPrefill(cursor.sequence, cursor.epoch, ids, False, self._owner))
+        self._engine.line_up(PromptPrefill(cursor.sequence, cursor.epoch, ids, self._owner))
         return None
 
     def call_back(self, sequence: int, epoch: int) -> bool:

@@ -105,8 +105,7 @@ class RoundPasses:
                     raise RuntimeError(f"order {row.order} is to be judged, and {order} is here")
                 ids, q = block.token_ids[: row.prefix], block.q.prefix(row.prefix)
                 version = "" if self._admitted[row.sequence].repeatable else orders[order].version
-            # Rows travel with the next order where a drafter has the sequence; else they may never be asked for.
-            items.append(VerifyItem(cursor, sequence.anchor, ids, q, sequence.drafter > 0, version, checked=True))
+            items.append(VerifyItem(cursor, sequence.anchor, ids, q, version, checked=True))
         of = {row.order for row in run.rows if row.order}
         cohort = self._rounds.plan.cohort(run.rows[0].sequence)
         step = self._engine.begin([item for item in items if item is not None])

@@ -43,7 +43,6 @@ class VerifyItem(NamedTuple):
     anchor: int
     draft_ids: tuple[int, ...]
     q: SparseQ
-    wants_rows: bool = True  # whether feature rows of what is committed are to be sent
     drafter: str = ""  # version of the drafter that drew the tokens, where it is known
     checked: bool = False  # whether tokens and distributions have been looked at here already
 

@@ -58,10 +58,10 @@ class SyntheticRowStore:
         self._first_tokens = np.zeros(slots, np.int64)
 
     def put(self, slots: Slots | Sequence[int], rows: Ints | int) -> None:
-        self._first_tokens[np.asarray(slots, np.int64)] = rows
+        self._first_tokens[_index(slots)] = rows
 
     def get(self, slots: Slots | Sequence[int]) -> Ints:
-        rows: Ints = self._first_tokens[np.asarray(slots, np.int64)]
+        rows: Ints = self._first_tokens[_index(slots)]
         return rows
 
     def packed(self, slots: Slots | Sequence[int]) -> PackedRows:
@@ -152,45 +152,37 @@ class SyntheticStep:
     def commit(self, executed: SyntheticExecuted) -> Stepped:
         batch = executed.prepared
         outcomes: list[Verdict | Refusal] = []
-        features: list[SyntheticRows | None] = []
         for item, state, said in zip(batch.items, batch.states, batch.said, strict=True):
-            start = state.cached
             if not self._there(state):
                 outcomes.append(unknown(item.cursor))
-                features.append(None)
                 continue
-            state.token_ids.extend(said)
-            state.cached += len(said)
+            self._commit(state, said)
             state.round = item.cursor.round
             outcomes.append(Verdict(item.cursor, len(said) - 1, said[-1], state.cached, len(item.draft_ids)))
-            features.append(self._rows(state, start, item.wants_rows))
-        chunk_rows: list[SyntheticRows | None] = []
         for chunk in batch.chunks:
-            state, start = chunk.state, chunk.state.cached
-            if self._there(state):
-                state.cached += len(chunk.token_ids)
-                state.token_ids.extend(chunk.token_ids)
-            chunk_rows.append(self._rows(state, start, chunk.wants_rows) if self._there(state) else None)
-        return Stepped(outcomes, features, chunk_rows, sum(1 + len(item.draft_ids) for item in batch.items))
+            if self._there(chunk.state):
+                self._commit(chunk.state, chunk.token_ids)
+        return Stepped(outcomes, sum(1 + len(item.draft_ids) for item in batch.items))
 
     def _there(self, state: CachedSequence) -> bool:
         return self._holdings.states.get(state.sequence) is state
 
-    def _rows(self, state: CachedSequence, start: int, awaited: bool) -> SyntheticRows | None:
-        """Of the newest tokens: kept beside their KV blocks, and handed out where somebody waits for them."""
-        first = state.token_ids[0]
+    def _commit(self, state: CachedSequence, token_ids: Sequence[int]) -> None:
+        start = state.cached
+        state.token_ids.extend(token_ids)
+        state.cached += len(token_ids)
         if state.keep_features:
-            self._store.put(self._holdings.slots(state, start, state.cached), first)
-        if not awaited:
-            return None
-        ids = state.token_ids[start : state.cached]
-        return SyntheticRows(state.sequence, state.epoch, start, ids, first, self._store.width)
+            self._store.put(self._holdings.slots(state, start, state.cached), state.token_ids[0])
 
     def take_near_ties(self) -> int:
         return 0
 
     def take_draws(self, items: Sequence[VerifyItem]) -> tuple[Mapping[int, npt.NDArray[np.float32]], Sequence[Draws]]:
         return {}, ()
+
+
+def _index(slots: Slots | Sequence[int]) -> slice | Ints:
+    return slice(slots.start, slots.stop) if isinstance(slots, range) else np.asarray(slots, np.int64)
 
 
 class SyntheticVerifyEngine(EngineCore):

@@ -18,7 +18,7 @@ import structlog
 
 from dspark.types import Draws, Refusal, RefusalReason, Verdict
 from verify_service.batch_runner import BatchFailed, BatchRunner, ExecutedBatch, PreparedBatch, PromptChunk, spoil
-from verify_service.interface import FeatureRun, Judged, Progress, PromptPrefill
+from verify_service.interface import Judged, Progress, PromptPrefill
 from verify_service.sequences import CachedSequence, VerifyItem
 
 log = structlog.get_logger("dspark.verify")
@@ -90,7 +90,7 @@ class UnderWay:
     def end(self) -> tuple[Judged, list[Progress]]:
         """What became of it, now that it becomes so, and of the prompts in it."""
         began = time.perf_counter_ns()
-        outcomes, features = self._outcomes, dict[int, FeatureRun | None]()
+        outcomes = self._outcomes
         progress: list[Progress] = []
         tokens = 0
         for prepared in self._spoilt:
@@ -104,16 +104,14 @@ class UnderWay:
                 continue
             tokens += stepped.tokens
             outcomes |= dict(zip(indices, stepped.outcomes, strict=True))
-            features |= dict(zip(indices, stepped.features, strict=True))
             if executed.prepared.chunks:
-                for (prefill, chunk), rows in zip(self.riders, stepped.chunk_rows, strict=True):
+                for prefill, chunk in self.riders:
                     done = chunk.state.cached == chunk.state.prompt_len
-                    progress.append(Progress(prefill, rows, len(chunk.token_ids), done))
+                    progress.append(Progress(prefill, len(chunk.token_ids), done))
         if self.riders and not progress:
-            progress = [Progress(prefill, None, 0, False, FAILED) for prefill, _ in self.riders]
+            progress = [Progress(prefill, 0, False, FAILED) for prefill, _ in self.riders]
         judged = Judged(
             outcomes=[outcomes.get(index, FAILED) for index in range(len(self._items))],
-            features=[features.get(index) for index in range(len(self._items))],
             tokens=tokens,
             forward_ns=self._spent_ns + time.perf_counter_ns() - began,
             near_ties=self._near_ties,

@@ -179,23 +179,17 @@ class _Turn:
     def _open(self, run: CaseRun) -> None:
         from verify_service.interface import PromptPrefill
 
-        cursor, told = run.cursor, self._told_at_once(run)
+        cursor = run.cursor
         longest = self._verify.target.context_length  # as of a request without a limit
         served(self._verify.open(cursor, GREEDY, longest, keep_features=True, token_ids=run.ids))
         self._open_context(run)
-        spared, rows = self._verify.spared(cursor.sequence, cursor.epoch, rows=told)
+        spared = self._verify.spared(cursor.sequence, cursor.epoch)
         if self._kept and spared < (whole := (run.prompt_len - 1) // PAGE * PAGE):
             raise CheckpointError(f"{spared} tokens of the prompt were found in the prefix cache, not {whole}")
-        if rows is not None:
-            send_rows(self._draft, rows)
-        self._verify.line_up(PromptPrefill(cursor.sequence, cursor.epoch, tuple(run.ids), told))
+        self._verify.line_up(PromptPrefill(cursor.sequence, cursor.epoch, tuple(run.ids)))
 
     def _open_context(self, run: CaseRun) -> None:
         served(self._draft.open(run.cursor, run.end + self._size + MARGIN))
-
-    def _told_at_once(self, run: CaseRun) -> bool:
-        """Of every other prompt, and of every other round, rows are owed until they are asked for."""
-        return (run.cursor.sequence + run.cursor.round) % 2 == 0
 
     def _take(self, progress: Any) -> None:
         """News of a prompt; with its last chunk comes the anchor."""
@@ -204,8 +198,6 @@ class _Turn:
         if progress.problem is not None:
             run.refused = f"refused, {progress.problem.reason.name}: {progress.problem.message}"
             return
-        if progress.rows is not None:
-            send_rows(self._draft, progress.rows)
         if progress.done:
             run.ids.append(served(self._verify.first_token(sequence)))
             run.stopped = run.ids[-1] in run.stops
@@ -224,16 +216,10 @@ class _Turn:
             [DraftItem(run.cursor, run.ids[-1], features_through=len(run.ids) - 1, law=GREEDY) for run in runs]
         )
         prefixes = _prefixes(runs, blocks, ends_at_stop=draft.drafter.config.kind != "block")
-        items = [
-            VerifyItem(run.cursor, run.ids[-1], ids, q, wants_rows=self._told_at_once(run))
-            for run, (ids, q) in zip(runs, prefixes, strict=True)
-        ]
-        judged = verify.judge_cohort(items)
-        for run, item, outcome, rows in zip(runs, items, judged.outcomes, judged.features, strict=True):
+        items = [VerifyItem(run.cursor, run.ids[-1], ids, q) for run, (ids, q) in zip(runs, prefixes, strict=True)]
+        for run, item, outcome in zip(runs, items, verify.judge_cohort(items).outcomes, strict=True):
             verdict: Verdict = served(outcome)
             run.take(item.draft_ids, verdict.accepted, verdict.next_token)
-            if item.wants_rows:
-                send_rows(draft, rows)
 
     def _fill(self, run: CaseRun) -> None:
         """Rows that the drafter lacks; once in a run it has lost all of them, as after a rest."""

@@ -68,7 +68,7 @@ def compare(folder: Path, config: str) -> Row:
             served[key] = [*prompts[at], *answers[at][:taken]]
             begin(engine, key, served[key], len(prompts[at]))
             if way == FOUND and engine.attention_path == "paged":
-                found, full = engine.spared(key, 1, rows=False)[0], _full_pages(len(prompts[at]), engine.config)
+                found, full = engine.spared(key, 1), _full_pages(len(prompts[at]), engine.config)
                 wrong += [] if found == full else [f"{way}, prompt of {len(prompts[at])}, {found} tokens found"]
         finish(engine, served, {key: answers[at][taken:] for key, (at, taken) in enumerate(starts)})
         for key, (at, _) in enumerate(starts):

@@ -45,7 +45,7 @@ def finish(engine: VerifyEngine, sequences: dict[int, list[int]], answers: Mappi
             draft += [(token + 1) % 128 for token in right[n][len(ids) + good :][:bad]]
             q = SparseQ.of(np.array(draft, np.uint32).reshape(-1, 1), np.ones((len(draft), 1), np.float32))
             if len(ids) < ends[n]:
-                items.append(VerifyItem(Cursor(n, 1, number, len(ids)), ids[-1], tuple(draft), q, wants_rows=False))
+                items.append(VerifyItem(Cursor(n, 1, number, len(ids)), ids[-1], tuple(draft), q))
         if items:
             for item, verdict in zip(items, engine.judge_cohort(items).outcomes, strict=True):
                 assert isinstance(verdict, Verdict), verdict

@@ -41,8 +41,7 @@ def begin(engine: VerifyEngine, law: SamplingParams, tokens: list[int], epoch: i
     cursor = Cursor(number, epoch, 0, len(tokens))
     refusal = engine.open(cursor, law, 3 + LONGEST + 8, False, token_ids=tokens)
     assert refusal is None
-    spared, _ = engine.spared(number, epoch, rows=False)
-    engine.prefill_chunk(number, tokens[spared:], wants_rows=False)
+    engine.prefill_chunk(number, tokens[engine.spared(number, epoch) :])
     assert law.constraint is not None
     return engine.first_token(number, epoch=epoch, grammar=engine.compile(law.constraint, "").result(60))
 

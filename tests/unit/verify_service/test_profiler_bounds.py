@@ -33,8 +33,10 @@ def test_a_drafter_of_any_size_can_be_measured(golden_drafter: Path, bounds: dic
     assert engine.held.sequences == 0
 
 
-def test_plain_decoding_pays_for_no_projection(golden_target: Path, golden_drafter: Path) -> None:
-    from dspark.types import NO_Q, Cursor, SamplingParams
+def test_plain_rounds_pay_for_no_projection_and_drafted_ones_for_rows_that_are_kept(
+    golden_target: Path, golden_drafter: Path
+) -> None:
+    from dspark.types import NO_Q, Cursor, SamplingParams, SparseQ
     from verify_service.sequences import VerifyItem
 
     engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), drafter=str(golden_drafter)))
@@ -43,10 +45,17 @@ def test_plain_decoding_pays_for_no_projection(golden_target: Path, golden_draft
     engine.projection.project = lambda taps: (calls.append(len(taps)), project(taps))[1]
     for sequence, keep in ((1, False), (2, True)):
         engine.open(Cursor(sequence, 0, 0, 3), SamplingParams(temperature=0.0), 20, keep)
-        engine.prefill_chunk(sequence, [5, 6, 7], wants_rows=keep)
+        engine.prefill_chunk(sequence, [5, 6, 7])
         anchor = engine.first_token(sequence)
-        engine.verify([VerifyItem(Cursor(sequence, 0, 1, 4), anchor, (), NO_Q, wants_rows=keep)])
-    assert calls == [3, 1]
+        engine.verify([VerifyItem(Cursor(sequence, 0, 1, 4), anchor, (), NO_Q)])
+        assert calls == []
+    one = SparseQ.of(np.array([[9]], np.uint32), np.ones((1, 1), np.float32))
+    for sequence in (1, 2):
+        anchor = engine._holdings.states[sequence].token_ids[-1]
+        engine.verify([VerifyItem(Cursor(sequence, 0, 2, 5), anchor, (9,), one)])
+    assert len(calls) == 1, "of the one whose rows are kept"
+    engine.features(Cursor(2, 0, 3, 5), 0)
+    assert len(calls) == 2, "what plain rounds owe"
 
 
 def test_a_curve_says_what_a_sequence_costs_by_itself(golden_target: Path) -> None:

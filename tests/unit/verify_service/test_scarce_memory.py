@@ -38,7 +38,7 @@ def take_in(engine: VerifyEngine, sequence: int, prompt: list[int], salt: str = 
     """Opens and prefills by itself; the anchor."""
     cursor = Cursor(sequence, epoch, 0, len(prompt))
     assert engine.open(cursor, GREEDY, len(prompt) + 60, True, token_ids=prompt, salt=salt) is None
-    engine.line_up(PromptPrefill(sequence, epoch, prompt, wants_rows=True))
+    engine.line_up(PromptPrefill(sequence, epoch, prompt))
     while (progress := engine.prefill_next()) is not None:
         assert progress.problem is None
     anchor = engine.first_token(sequence)
@@ -121,8 +121,7 @@ def test_a_prompt_rides_in_rounds_and_nobody_s_answer_changes(pair: PAIR) -> Non
     engine = VerifyEngine.load(VerifyConfig(**pair, prefix_cache=False, step_prefill_tokens=7))
     text = [*PROMPT, take_in(engine, 1, PROMPT)]
     assert engine.open(Cursor(2, 1, 0, 50), GREEDY, 90, True, token_ids=long) is None
-    engine.line_up(PromptPrefill(2, 1, long, wants_rows=True))
-    rows: list[FeatureRows] = []
+    engine.line_up(PromptPrefill(2, 1, long))
     for number in range(12):
         item = VerifyItem(Cursor(1, 1, 1 + number, len(text)), text[-1], (), NO_Q)
         judged = engine.judge_cohort([item])
@@ -130,20 +129,20 @@ def test_a_prompt_rides_in_rounds_and_nobody_s_answer_changes(pair: PAIR) -> Non
         assert isinstance(outcome, Verdict)
         text.append(outcome.next_token)
         assert judged.prefill_tokens == (7 if number < 7 else 1 if number == 7 else 0)
-        rows += [each.rows for each in news(engine) if isinstance(each.rows, FeatureRows)]
     assert text == expected
     assert engine.first_token(2) == first
-    kept = calm.features(Cursor(2, 1, 1, 51), 0)
+    kept, rows = (each.features(Cursor(2, 1, 1, 51), 0) for each in (calm, engine))
     assert isinstance(kept, FeatureRows)
-    assert [token for each in rows for token in each.token_ids] == long
-    torch.testing.assert_close(torch.cat([each.rows for each in rows]), kept.rows, rtol=2e-2, atol=2e-2)  # bf16
+    assert isinstance(rows, FeatureRows)
+    assert rows.token_ids == long
+    torch.testing.assert_close(rows.rows, kept.rows, rtol=2e-2, atol=2e-2)  # bf16
 
 
 def test_a_prompt_whose_sequence_is_gone_leaves_the_line(pair: PAIR) -> None:
     engine = VerifyEngine.load(VerifyConfig(**pair))
     for sequence in (1, 2):
         assert engine.open(Cursor(sequence, 1, 0, 20), GREEDY, 60, True, token_ids=PROMPT) is None
-        engine.line_up(PromptPrefill(sequence, 1, PROMPT, wants_rows=False))
+        engine.line_up(PromptPrefill(sequence, 1, PROMPT))
     engine.release(1, 1)
     gone = engine.prefill_next()
     assert gone is not None
@@ -164,20 +163,20 @@ def test_a_kept_prefix_brings_its_feature_rows_and_the_same_answer(pair: PAIR) -
     engine.release(1, 1)
     assert engine.held.pages_held == 0, "kept pages are nobody's"
     warm = [*PROMPT, take_in(engine, 2, PROMPT)]
-    spared, rows = engine.spared(2, 1, rows=True)
-    assert spared == 16, "two full pages of eight, one token left to run"
+    assert engine.spared(2, 1) == 16, "two full pages of eight, one token left to run"
+    rows = engine.features(Cursor(2, 1, 1, len(warm)), 0)
     assert isinstance(rows, FeatureRows)
     assert isinstance(before, FeatureRows)
-    assert (rows.start, list(rows.token_ids)) == (0, PROMPT[:16])
-    torch.testing.assert_close(rows.rows, before.rows[:16], rtol=0, atol=0)
+    assert (rows.start, list(rows.token_ids)) == (0, PROMPT)
+    torch.testing.assert_close(rows.rows[:16], before.rows[:16], rtol=0, atol=0)
     for _ in range(10):
         say(engine, {2: warm})
     assert warm == cold
     # The answer's own pages were kept too: what the conversation goes on with is found.
     assert engine.open(Cursor(3, 1, 0, 31), GREEDY, 60, True, token_ids=cold[:31]) is None
-    assert engine.spared(3, 1, rows=False)[0] == 24
+    assert engine.spared(3, 1) == 24
     assert engine.open(Cursor(4, 1, 0, 31), GREEDY, 60, True, token_ids=cold[:31], salt="other") is None
-    assert engine.spared(4, 1, rows=True) == (0, None)
+    assert engine.spared(4, 1) == 0
 
 
 def test_a_copy_of_a_prefix_that_fails_leaves_no_pages_behind(pair: PAIR, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +211,7 @@ def test_a_kept_prefix_is_copied_where_a_row_is_of_use_and_memory_plentiful_and_
     cold = [*PROMPT, take_in(engine, 1, PROMPT)]
     say(engine, {1: cold})
     warm = [*PROMPT, take_in(engine, 2, PROMPT)]
-    assert engine.spared(2, 1, rows=False)[0] == 16
+    assert engine.spared(2, 1) == 16
     pool = engine._holdings.pool
     common = set(pool.pages(1)) & set(pool.pages(2))
     assert len(common) == (0 if copied else 2)
@@ -229,7 +228,7 @@ def test_a_kept_prefix_is_copied_where_a_row_is_of_use_and_memory_plentiful_and_
 def line_up(engine: VerifyEngine, sequence: int, prompt: list[int]) -> None:
     cursor = Cursor(sequence, 1, 0, len(prompt))
     assert engine.open(cursor, GREEDY, len(prompt) + 60, True, token_ids=prompt) is None
-    engine.line_up(PromptPrefill(sequence, 1, prompt, wants_rows=True))
+    engine.line_up(PromptPrefill(sequence, 1, prompt))
 
 
 def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(pair: PAIR) -> None:
@@ -353,7 +352,7 @@ def test_nobody_finds_pages_that_a_failed_pass_may_have_written(pair: PAIR, monk
 
     def found(sequence: int, prompt: list[int]) -> int:
         assert engine.open(Cursor(sequence, 1, 0, len(prompt)), GREEDY, 90, True, token_ids=prompt) is None
-        spared, _ = engine.spared(sequence, 1, rows=False)
+        spared = engine.spared(sequence, 1)
         engine.release(sequence, 1)
         return spared
 
@@ -364,7 +363,7 @@ def test_nobody_finds_pages_that_a_failed_pass_may_have_written(pair: PAIR, monk
     assert found(2, text) == len(PROMPT), "what was kept before is sound"
     other = PROMPT[::-1]
     assert engine.open(Cursor(3, 1, 0, len(other)), GREEDY, 90, True, token_ids=other) is None
-    engine.line_up(PromptPrefill(3, 1, other, wants_rows=True))
+    engine.line_up(PromptPrefill(3, 1, other))
     assert engine.prefill_next() is not None
     fragile.bad = {3}
     with pytest.raises(BatchFailed):
@@ -378,10 +377,10 @@ def test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one(pair: PAIR) -> No
     first = take_in(engine, 1, PROMPT)
     other = [*PROMPT[:10], *PROMPT[:10]]
     engine.open(Cursor(2, 1, 0, 20), GREEDY, 60, True, token_ids=other)
-    engine.line_up(PromptPrefill(2, 1, other, wants_rows=True))
+    engine.line_up(PromptPrefill(2, 1, other))
     assert isinstance(engine.open(Cursor(2, 0, 0, 20), GREEDY, 60, True, token_ids=other), Refusal), "it was followed"
     assert engine.open(Cursor(2, 2, 0, 20), GREEDY, 60, True, token_ids=PROMPT) is None
-    engine.line_up(PromptPrefill(2, 2, PROMPT, wants_rows=True))
+    engine.line_up(PromptPrefill(2, 2, PROMPT))
     told = [engine.prefill_next(), engine.prefill_next()]
     assert [(each.prefill.epoch, each.problem is None) for each in told if each is not None] == [(1, False), (2, True)]
     assert engine.first_token(2) == first

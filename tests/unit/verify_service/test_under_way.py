@@ -53,16 +53,16 @@ def take_in(engine: Any, sequence: int, law: SamplingParams = GREEDY, epoch: int
     prompt = [sequence, *PROMPT]
     problem = engine.open(Cursor(sequence, epoch, 0, len(prompt)), law, 120, True, token_ids=prompt)
     assert problem is None
-    engine.line_up(PromptPrefill(sequence, epoch, prompt, wants_rows=False))
+    engine.line_up(PromptPrefill(sequence, epoch, prompt))
     while engine.prefill_next() is not None:
         pass
     return [*prompt, engine.first_token(sequence)]
 
 
-def item(sequence: int, tokens: list[int], draft: tuple[int, ...] = (), *, awaited: bool = True) -> VerifyItem:
+def item(sequence: int, tokens: list[int], draft: tuple[int, ...] = ()) -> VerifyItem:
     q = SparseQ.of(np.array(draft, np.uint32).reshape(-1, 1), np.ones((len(draft), 1), np.float32)) if draft else NO_Q
     done = len(tokens) - len(PROMPT) - 1
-    return VerifyItem(Cursor(sequence, 1, done, len(tokens)), tokens[-1], draft, q, awaited)
+    return VerifyItem(Cursor(sequence, 1, done, len(tokens)), tokens[-1], draft, q)
 
 
 def run(*steps: Any) -> None:
@@ -85,20 +85,21 @@ LAWS = [
 ]
 
 
-def rounds(engine: VerifyEngine, *, split: bool) -> Iterator[tuple[list[Verdict], list[torch.Tensor]]]:
+def rounds(engine: VerifyEngine, *, split: bool) -> Iterator[list[Verdict]]:
     """Two cohorts in turn: each step is prepared while the one before is computed, or all are run one by one."""
     said = {sequence: take_in(engine, sequence, LAWS[sequence % 3]) for sequence in range(1, 7)}
     cohorts = ([1, 3, 5], [2, 4, 6])
     drafts = lambda number: tuple((11 * number + j) % 128 for j in range(number % 4))  # noqa: E731
 
     def asked(cohort: list[int], number: int) -> list[VerifyItem]:
-        return [item(each, said[each], drafts(number + each), awaited=each != 5) for each in cohort]
+        return [item(each, said[each], drafts(number + each)) for each in cohort]
 
-    def take(cohort: list[int], asked: list[VerifyItem], judged: Any) -> tuple[list[Verdict], list[torch.Tensor]]:
+    def take(cohort: list[int], asked: list[VerifyItem], judged: Any) -> list[Verdict]:
         for sequence, its, verdict in zip(cohort, asked, judged.outcomes, strict=True):
             assert isinstance(verdict, Verdict), verdict
             said[sequence] += [*its.draft_ids[: verdict.accepted], verdict.next_token]
-        return judged.outcomes, [rows.rows for rows in judged.features if rows is not None]
+        outcomes: list[Verdict] = judged.outcomes
+        return outcomes
 
     for number in range(6):
         if not split:
@@ -115,13 +116,11 @@ def rounds(engine: VerifyEngine, *, split: bool) -> Iterator[tuple[list[Verdict]
 
 def test_verdicts_and_rows_are_those_of_passes_that_are_not_split(config: VerifyConfig) -> None:
     whole, apart = VerifyEngine.load(config), VerifyEngine.load(config)
-    for (expected, rows), (outcomes, its) in zip(rounds(whole, split=False), rounds(apart, split=True), strict=True):
+    for expected, outcomes in zip(rounds(whole, split=False), rounds(apart, split=True), strict=True):
         assert [(each.cursor, each.accepted, each.next_token) for each in outcomes] == [
             (each.cursor, each.accepted, each.next_token) for each in expected
         ]
-        for row, other in zip(rows, its, strict=True):
-            torch.testing.assert_close(row, other, rtol=0, atol=0)
-    for sequence in (1, 5):  # rows that were awaited, and rows that were owed
+    for sequence in (1, 2, 5):
         length = whole._holdings.states[sequence].committed_len
         kept = [engine.features(Cursor(sequence, 1, 0, length), 0) for engine in (whole, apart)]
         assert all(isinstance(each, FeatureRows) for each in kept)
@@ -156,7 +155,7 @@ def test_a_pass_that_fails_is_tried_again_though_one_in_it_has_left(
     if riding:
         prompt = [7, *PROMPT]
         assert engine.open(Cursor(7, 1, 0, len(prompt)), GREEDY, 60, True, token_ids=prompt) is None
-        engine.line_up(PromptPrefill(7, 1, prompt, wants_rows=False))
+        engine.line_up(PromptPrefill(7, 1, prompt))
     drafts = {sequence: tuple(range(sequence)) for sequence in said}
     step = engine.begin([item(sequence, said[sequence], drafts[sequence]) for sequence in said])
     inner, passes = engine._runner.run, list[int]()
@@ -312,7 +311,7 @@ def test_a_prompt_is_in_one_pass_at_a_time_and_others_ride_meanwhile(engine: Any
     for sequence in (3, 4):
         prompt = [sequence, *PROMPT] * 8
         assert engine.open(Cursor(sequence, 1, 0, len(prompt)), GREEDY, 260, True, token_ids=prompt) is None
-        engine.line_up(PromptPrefill(sequence, 1, prompt, wants_rows=False))
+        engine.line_up(PromptPrefill(sequence, 1, prompt))
     steps = [engine.begin([item(1, one)]), engine.begin([item(2, two)])]
     assert [[rider[0].sequence for rider in step.riders] for step in steps] == (
         [[3], [4]] if isinstance(engine, VerifyEngine) else [[3, 4], []]

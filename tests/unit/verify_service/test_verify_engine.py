@@ -57,12 +57,13 @@ def test_feature_rows_are_the_projected_taps_of_committed_tokens_only(
     for number in range(1, 9):
         # One right token would need the oracle; any draft will do, most of it is rejected.
         judged = engine.judge_cohort([item(1, number, len(tokens), tokens[-1], [7 * number % 128, 9, 11])])
-        verdict, rows = judged.outcomes[0], judged.features[0]
+        verdict = judged.outcomes[0]
         assert isinstance(verdict, Verdict)
-        assert rows is not None
-        assert (rows.start, len(rows.token_ids)) == (len(tokens) - 1, verdict.accepted + 1)
         draft = [7 * number % 128, 9, 11]
         tokens += [*draft[: verdict.accepted], verdict.next_token]
+        rows = engine.features(Cursor(1, 1, number + 1, len(tokens)), len(tokens) - 2 - verdict.accepted)
+        assert isinstance(rows, FeatureRows)
+        assert len(rows.token_ids) == verdict.accepted + 1
         pushed.append(rows)
     expected = direct_rows(golden_target, golden_drafter, tokens[:-1])
     got = torch.cat([rows.rows for rows in pushed]).float()
@@ -98,18 +99,16 @@ def test_a_packed_cohort_decides_as_each_would_alone_whatever_the_law(engine: Ve
         assert (one.accepted, one.next_token) == (other.accepted, other.next_token)
 
 
-def test_rows_that_nobody_waited_for_are_there_when_they_are_asked_for(
+def test_rows_of_plain_rounds_are_there_when_they_are_asked_for(
     engine: VerifyEngine, golden_target: Path, golden_drafter: Path
 ) -> None:
     anchor = begin(engine, 1, PROMPT)
     tokens = [*PROMPT, anchor]
     for number in range(1, 6):
-        quiet = item(1, number, len(tokens), tokens[-1], [9, 11])._replace(wants_rows=number == 3)
-        judged = engine.judge_cohort([quiet])
-        verdict = judged.outcomes[0]
+        draft = [9, 11] if number == 3 else []
+        (verdict,) = engine.verify([item(1, number, len(tokens), tokens[-1], draft)])
         assert isinstance(verdict, Verdict)
-        assert (judged.features[0] is not None) == (number == 3)
-        tokens += [*[9, 11][: verdict.accepted], verdict.next_token]
+        tokens += [*draft[: verdict.accepted], verdict.next_token]
     kept = engine.features(Cursor(1, 1, 5, len(tokens)), 0)
     assert isinstance(kept, FeatureRows)
     assert kept.token_ids == tokens[:-1]
