@@ -12,7 +12,7 @@ _OURS = 1 << 63  # above any number that a coordinator gives
 
 
 class ContextKeys:
-    """By verifier process and its number of the sequence. Lives on the event loop."""
+    """By verifier process and its number of the sequence. Changed on the device thread, read from anywhere."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(_OURS)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -89,23 +89,37 @@ def prefixes(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[
 
     Without arrays: a pass has a few hundred slots at most, and a core that has waited for it is slow to wake them up.
     """
-    worth = [_worth(block, own) for block, own in zip(blocks, terms, strict=True)]
-    return _capped(worth, min((own.cap for own in terms), default=NO_CAP))
+    chosen = [_chosen(block, own) for block, own in zip(blocks, terms, strict=True)]
+    cap = min((own.cap for own in terms), default=NO_CAP)
+    if sum(chosen) <= cap:
+        return chosen
+    kept = [block[:length] for block, length in zip(blocks, chosen, strict=True)]
+    return _capped(
+        [[own.weight * alive for alive in _alive(block)] for block, own in zip(kept, terms, strict=True)], cap
+    )
 
 
-def _worth(block: Sequence[float], terms: Terms) -> list[float]:
-    """Of the slots to verify: the weighted chance that each is still alive. Never rises."""
-    kind, price, weight = terms.kind, terms.price, terms.weight
-    worth: list[float] = []
+def _alive(block: Sequence[float]) -> Iterator[float]:
+    """Chance that each slot is still alive: what `survival` says of one block."""
     alive = 1.0
-    for confidence in block if kind is not PlanKind.OFF else ():
+    for confidence in block:
         alive *= min(confidence, 1.0) if confidence > 0.0 else 0.0  # NaN is not above 0
-        if kind is PlanKind.PRICE and not weight * alive >= price:
-            break
-        if kind is PlanKind.THRESHOLD and not (confidence >= price or price <= 0.0):
-            break
-        worth.append(weight * alive)
-    return worth
+        yield alive
+
+
+def _chosen(block: Sequence[float], terms: Terms) -> int:
+    kind, price, weight = terms.kind, terms.price, terms.weight
+    if kind is PlanKind.OFF:
+        return 0
+    if kind is PlanKind.PRICE:
+        for slot, alive in enumerate(_alive(block)):
+            if not weight * alive >= price:
+                return slot
+    elif kind is PlanKind.THRESHOLD and price > 0.0:
+        for slot, confidence in enumerate(block):
+            if not confidence >= price:
+                return slot
+    return len(block)
 
 
 def _capped(worth: Sequence[Sequence[float]], cap: int) -> list[int]:
@@ -114,9 +128,6 @@ def _capped(worth: Sequence[Sequence[float]], cap: int) -> list[int]:
     Along a row worth never rises, so what is left of it is a prefix; whether a slot is left depends on what ranks
     before it alone, and nothing behind it in its own row does.
     """
-    chosen = [len(own) for own in worth]
-    if sum(chosen) <= cap:
-        return chosen
     ranked = sorted((-each, slot, row) for row, own in enumerate(worth) for slot, each in enumerate(own))
     left = Counter(row for _, _, row in ranked[:cap])
     return [left[row] for row in range(len(worth))]

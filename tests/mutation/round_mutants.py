@@ -149,19 +149,19 @@ MUTANTS: list[Mutant] = [
         (
             "R3: a pass is cut down to a tier below its total",
             "min((own.cap for own in terms), default=NO_CAP)",
-            "sum(map(len, worth)) // 2 * 2",
+            "sum(chosen) // 2 * 2",
             LAW,
         ),
         (
             "R3: the price is compared with a slot's own confidence",
-            "not weight * alive >= price",
-            "not confidence >= price",
+            "for slot, alive in enumerate(_alive(block)):",
+            "for slot, alive in enumerate(block):",
             R3,
         ),
         (
             "R3: slots behind one that fails are verified",
-            "            break\n        if kind is PlanKind.THRESHOLD",
-            "            continue\n        if kind is PlanKind.THRESHOLD",
+            "            if not confidence >= price:\n                return slot\n",
+            "            if not confidence >= price:\n                continue\n",
             R3,
         ),
         (

@@ -43,7 +43,7 @@ class Feeds:
         for sequence in (1, 2):
             ids = [5] * ROWS
             assert engine.open(Cursor(sequence, 0, 0, ROWS), SamplingParams(), ROWS + 1, True, token_ids=ids) is None
-            engine.line_up(PromptPrefill(sequence, 0, ids, False, 0))
+            engine.line_up(PromptPrefill(sequence, 0, ids))
             while (progress := engine.prefill_next()) is not None:
                 assert progress.problem is None
             engine.first_token(sequence)
