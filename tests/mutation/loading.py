@@ -149,14 +149,14 @@ LOADING = [
         ),
         (
             "a drafted token need not be in its q",
-            "    if not ((ids == np.asarray(draft_ids, np.int64)[:, None]) & (probs > 0)).any(axis=1).all():\n",
-            "    if not len(draft_ids):\n",
+            "    if np.count_nonzero((ids == drafted) & (probs > 0)) < slots:",
+            "    if not len(drafted):",
             ACCEPTANCE,
         ),
         (
             "a drafted token may have no mass in its q",
-            "[:, None]) & (probs > 0))",
-            "[:, None]) & (probs >= 0))",
+            "& (probs > 0)) < slots",
+            "& (probs >= 0)) < slots",
             ACCEPTANCE,
         ),
     ),

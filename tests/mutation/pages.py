@@ -180,14 +180,14 @@ PAGES = [
         ),
         (
             "feature rows of a round are those one token on",
-            "_of_item(state, item, case.first_row, each[0])",
-            "_of_item(state, item, case.first_row + 1, each[0])",
+            "item.draft_ids[: each[0]]], case.first_row)",
+            "item.draft_ids[: each[0]]], case.first_row + 1)",
             ENGINE,
         ),
         (
             "rows that were sent are not kept",
-            "store.put(self._holdings.where([_run(each) for each, _ in kept]), torch.cat([own for _, own in kept]))",
-            "pass",
+            "            self._store.put(slots, rows)\n",
+            "            pass\n",
             ENGINE,
         ),
         (

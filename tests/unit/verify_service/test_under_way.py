@@ -191,7 +191,7 @@ def line_up(engine: VerifyEngine, *sequences: int) -> None:
     for sequence in sequences:
         prompt = [sequence, *PROMPT]
         assert engine.open(Cursor(sequence, 1, 0, len(prompt)), GREEDY, 60, True, token_ids=prompt) is None
-        engine.line_up(PromptPrefill(sequence, 1, prompt, wants_rows=False))
+        engine.line_up(PromptPrefill(sequence, 1, prompt))
 
 
 def planted(engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch, *, prompt: int = 0, judged: int = 0) -> None:
@@ -275,7 +275,7 @@ def test_prompts_in_line_go_with_their_session_and_their_numbers_are_free(engine
     for owner, prompt in prompts.items():
         opened = engine.open(Cursor(5, 1, 0, len(prompt)), GREEDY, 60, True, owner=owner, token_ids=prompt)
         assert opened is None
-        engine.line_up(PromptPrefill(5, 1, prompt, False, owner))
+        engine.line_up(PromptPrefill(5, 1, prompt, owner))
         if owner == 1:
             assert engine.release_owner(1) == 1
     said = take_in(engine, 1)
@@ -285,11 +285,11 @@ def test_prompts_in_line_go_with_their_session_and_their_numbers_are_free(engine
     while engine.prefill_next(owner=2) is not None:
         pass
     anchor = engine.first_token(5)
-    rows = engine.kept_rows([RowSpan(5, 1, 0, 99)])
+    rows = engine.kept_rows([OrderRow(5, 1, 9, 100, 5, 3, 0)])
     assert rows.token_ids == prompts[2]
     engine.release_owner(2)
     assert engine.open(Cursor(6, 1, 0, len(prompts[2])), GREEDY, 60, True, token_ids=prompts[2]) is None
-    engine.line_up(PromptPrefill(6, 1, prompts[2], False))
+    engine.line_up(PromptPrefill(6, 1, prompts[2]))
     while engine.prefill_next() is not None:
         pass
     assert engine.first_token(6) == anchor
