@@ -60,15 +60,16 @@ class Verifier:
     def __init__(self, *drafters: Drafter) -> None:
         engine = SyntheticVerifyEngine(read_spec(SPEC), VerifyConfig())
         assert engine.open(Cursor(1, 0, 0, len(PROMPT)), LAW, 100, True, token_ids=PROMPT) is None
-        engine.line_up(PromptPrefill(1, 0, PROMPT, False, 0))
+        engine.line_up(PromptPrefill(1, 0, PROMPT))
         assert engine.prefill_next() is not None
         self.anchor = engine.first_token(1)
         self.came: queue.SimpleQueue[Callable[[], Iterable[Told]]] = queue.SimpleQueue()
         self.admitted = {1: Admission(Admit(1, 0, len(PROMPT), 50), PROMPT, LAW, 100, True)}
         feeds: Any = SimpleNamespace(opened=lambda *_: None, forget=lambda _: None)  # rows are no matter of this file
-        security: Any = SimpleNamespace(token=None, tls=None)
         self.metrics = Metrics()
-        self.drafters = Drafters(engine, feeds, security, 1, self.metrics, self.admitted, self.came.put, lambda _: None)
+        security = SimpleNamespace(token=None, tls=None)
+        worker: Any = SimpleNamespace(engine=engine, security=security, incarnation=1, metrics=self.metrics)
+        self.drafters = Drafters(worker, feeds, self.admitted, self.came.put, self.came.put, lambda _: None)
         for number, drafter in enumerate(drafters, 1):
             self.drafters.told_of(DrafterAt(number, drafter.endpoint, 77))
             assert self.drafters.open(number, 1, 0) == []
