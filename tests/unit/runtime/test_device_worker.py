@@ -6,6 +6,7 @@ import asyncio
 import threading
 
 import pytest
+from structlog.testing import capture_logs
 
 from dspark.errors import Overloaded, Unavailable
 from dspark.runtime.device_worker import BROKEN, DeviceWorker
@@ -154,3 +155,38 @@ async def test_jobs_that_compute_nothing_hide_no_broken_device() -> None:
     await asyncio.sleep(0)
     assert heard == [False, True]
     worker.close()
+
+
+async def test_a_job_of_another_thread_is_done_there_and_between_two_of_the_device_s_own() -> None:
+    worker = DeviceWorker("t")
+    gate, begun = threading.Event(), threading.Event()
+    did: list[tuple[str, int]] = []
+
+    def hold() -> None:
+        begun.set()
+        gate.wait(5)
+        did.append(("own", threading.get_ident()))
+
+    running = asyncio.ensure_future(worker.run(hold))
+    await asyncio.to_thread(begun.wait, 5)
+    other = threading.Thread(target=worker.here, args=(lambda: did.append(("here", threading.get_ident())),))
+    other.start()
+    other.join(0.05)
+    assert other.is_alive(), "it waits for the job that is run"
+    gate.set()
+    await asyncio.to_thread(other.join, 5)
+    await running
+    assert [name for name, _ in did] == ["own", "here"]
+    assert did[1][1] == other.ident
+    worker.close()
+
+
+async def test_an_error_of_a_job_in_another_thread_is_logged_and_after_closing_there_is_none() -> None:
+    worker = DeviceWorker("t")
+    with capture_logs() as logs:
+        worker.here(lambda: int("x"))
+    assert [entry["event"] for entry in logs] == ["device.failed"]
+    worker.close()
+    did: list[int] = []
+    worker.here(lambda: did.append(1))
+    assert did == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -126,6 +127,23 @@ def test_a_call_that_cannot_be_made_leaves_no_channel_behind(drafters: Any, monk
     assert ends.lost.get(timeout=20)
     assert opened
     assert all(each in closed for each in opened)
+
+
+def test_a_message_is_leaving_until_grpc_comes_for_the_next_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the stream itself looks for its drafter all the while
+        endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
+        stream = DrafterStream(endpoint, HELLO, token=None, tls=None, came=lambda _: None, lost=lambda _: None)
+        messages = stream._messages()
+        assert stream.leaving, "the greeting"
+        assert next(messages).hello == HELLO
+        assert stream.leaving, "it was taken, and may still wait for its turn in this process"
+        stream.send(draft_pb2.RoundsCommand())
+        next(messages)
+        assert stream.leaving
+        stream._unsent.put(None)
+        assert list(messages) == []
+        assert not stream.leaving
+        stream.close()
 
 
 def test_one_stream_that_cannot_be_closed_keeps_no_other_one_open() -> None:
