@@ -95,7 +95,8 @@ class FeatureStore:
         """A copy of the rows at these slots, [n, H]."""
         if self._owed and (self._place[_numbers(slots)] >= 0).any():
             self._pay()
-        return self._rows[_index(slots)].clone()
+        index = _index(slots)
+        return self._rows[index].clone() if isinstance(index, slice) else self._rows[index]
 
     def run(self, state: CachedSequence, start: int, token_ids: list[int], slots: Slots) -> FeatureRows:
         """Kept rows of consecutive positions."""

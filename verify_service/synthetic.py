@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dspark.runtime.cost_store import Curve
 from dspark.synthetic.law import Ints, SyntheticLaw
 from dspark.synthetic.pace import Pace
-from dspark.synthetic.rows import DTYPE, SyntheticRows, row_bytes
+from dspark.synthetic.rows import DTYPE, SyntheticRows, row_values
 from dspark.synthetic.spec import SyntheticSpec, load_spec
 from dspark.types import Constraint, Cursor, Draws, Refusal, SamplingParams, Verdict
 from dspark.wire.orders import PackedRows
@@ -65,8 +65,9 @@ class SyntheticRowStore:
         return rows
 
     def packed(self, slots: Slots | Sequence[int]) -> PackedRows:
-        data = b"".join(row_bytes(first, self.width) for first in self.get(slots).tolist())
-        return PackedRows(DTYPE, len(slots), self.width, data)
+        return PackedRows(
+            DTYPE, len(slots), self.width, row_values(self.get(slots), self.width).reshape(-1).data.cast("B")
+        )
 
     def run(self, state: CachedSequence, start: int, token_ids: list[int], slots: Slots) -> SyntheticRows:
         first = int(self.get(slots[:1])[0]) if len(slots) else 0

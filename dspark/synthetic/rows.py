@@ -6,7 +6,6 @@ a drafter learns what its tokens hang on, as a real one does from hidden states.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.errors import PeerError
+from dspark.synthetic.law import Ints
 from dspark.wire.v1 import types_pb2
 
 DTYPE = "bfloat16"
@@ -35,17 +35,16 @@ class SyntheticRows:
 
     def message(self, first: int, last: int) -> types_pb2.TensorChunk:
         """Rows first .. last - 1 as they travel."""
-        rows = max(last - first, 0)
-        data = row_bytes(self.first_token, self.width) * rows
-        return types_pb2.TensorChunk(dtype=DTYPE, shape=[rows, self.width], data=data)
+        values = row_values(np.full(max(last - first, 0), self.first_token), self.width)
+        return types_pb2.TensorChunk(dtype=DTYPE, shape=values.shape, data=values.tobytes())
 
 
-@functools.lru_cache(maxsize=4096)
-def row_bytes(first_token: int, width: int) -> bytes:
-    """One row of a sequence whose prompt begins with this token."""
-    row = np.zeros(width, np.float32)
-    row[:3] = [first_token >> 16, (first_token >> 8) & 255, first_token & 255]
-    return (row.view(np.uint32) >> 16).astype("<u2").tobytes()  # bfloat16 is the upper half of float32
+def row_values(first_tokens: Ints, width: int) -> Values:
+    """[n, width] rows of sequences whose prompts begin with these tokens."""
+    values = np.zeros((len(first_tokens), width), "<u2")
+    said = np.stack([first_tokens >> 16, (first_tokens >> 8) & 255, first_tokens & 255], axis=1).astype(np.float32)
+    values[:, :3] = said.view(np.uint32) >> 16  # bfloat16 is the upper half of float32
+    return values
 
 
 def read_rows(chunk: types_pb2.TensorChunk, *, width: int, max_rows: int) -> Values:

@@ -24,7 +24,7 @@ class PackedRows(NamedTuple):
     dtype: str
     rows: int
     width: int
-    data: bytes
+    data: bytes | memoryview  # of bytes; copied once, into messages
 
 
 class Order(NamedTuple):
@@ -77,7 +77,7 @@ def _parts(features: PackedRows | None) -> list[dict[str, Any] | None]:
         {
             "dtype": dtype,
             "shape": [min(step, rows - first), width],
-            "data": data[first * each : (first + step) * each],
+            "data": bytes(data[first * each : (first + step) * each]),
         }
         for first in range(0, rows, step)
     ]

@@ -28,11 +28,11 @@ _SCALE = 4  # bytes
 def write_rows(rows: torch.Tensor, form: str) -> types_pb2.TensorChunk:
     """Rows [n, H] as bfloat16, float16, float32 or FP8; rows without values have no scale to send."""
     dtype, data = pack_rows(rows, form)
-    return types_pb2.TensorChunk(dtype=dtype, shape=list(rows.shape), data=data)
+    return types_pb2.TensorChunk(dtype=dtype, shape=list(rows.shape), data=bytes(data))
 
 
-def pack_rows(rows: torch.Tensor, form: str) -> tuple[str, bytes]:
-    """The same as (dtype, data) of a chunk."""
+def pack_rows(rows: torch.Tensor, form: str) -> tuple[str, memoryview]:
+    """The same as (dtype, data) of a chunk. Rows that need no change are not copied: they must stay as they are."""
     if form != FP8 or not rows.shape[-1]:
         kind = _DTYPES.get(form, torch.bfloat16)
         return _NAMES[kind], _bytes_of(rows.to(kind))
@@ -40,17 +40,16 @@ def pack_rows(rows: torch.Tensor, form: str) -> tuple[str, bytes]:
     scale = wide.abs().amax(dim=-1, keepdim=True).div_(_LARGEST)
     scale = torch.where(scale > 0, scale, 1.0)
     values = (wide / scale).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
-    data = torch.cat([scale.contiguous().view(torch.uint8), values.view(torch.uint8)], dim=-1)
-    return FP8, data.numpy().tobytes()
+    return FP8, _bytes_of(torch.cat([scale.contiguous().view(torch.uint8), values.view(torch.uint8)], dim=-1))
 
 
 def write_tensor(tensor: torch.Tensor) -> types_pb2.TensorChunk:
     """A chunk of a dense tensor of any device; row-major, little-endian."""
-    return types_pb2.TensorChunk(dtype=_NAMES[tensor.dtype], shape=list(tensor.shape), data=_bytes_of(tensor))
+    return types_pb2.TensorChunk(dtype=_NAMES[tensor.dtype], shape=list(tensor.shape), data=bytes(_bytes_of(tensor)))
 
 
-def _bytes_of(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().to("cpu").contiguous().view(torch.uint8).numpy().tobytes()
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return tensor.detach().to("cpu").contiguous().view(torch.uint8).numpy().reshape(-1).data
 
 
 def read_tensor(chunk: types_pb2.TensorChunk, *, width: int, max_rows: int) -> torch.Tensor:

@@ -27,7 +27,7 @@ from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import open_channel
 from dspark.runtime.identity import write_token
 from dspark.synthetic.law import SyntheticLaw
-from dspark.synthetic.rows import DTYPE, SyntheticRows, row_bytes
+from dspark.synthetic.rows import DTYPE, SyntheticRows, row_values
 from dspark.types import Block, Cursor, EmptyReason, RefusalReason, SamplingParams
 from dspark.wire import codec, cohorts, orders
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc, types_pb2
@@ -140,7 +140,11 @@ def written(number: int, *rows: OrderRow, first_token: int = 5) -> list[draft_pb
     """As a verifier writes it: all rows from `first_row` on travel."""
     counts = [each.committed_len - 1 - each.first_row for each in rows]
     total = sum(counts)
-    features = orders.PackedRows(DTYPE, total, WIDTH, row_bytes(first_token, WIDTH) * total) if total else None
+    features = (
+        orders.PackedRows(DTYPE, total, WIDTH, row_values(np.full(total, first_token), WIDTH).tobytes())
+        if total
+        else None
+    )
     return list(orders.write_order(number, rows, counts, [1] * total, features))
 
 
