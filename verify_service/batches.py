@@ -234,7 +234,7 @@ class Batches:
                 return self._prepare(items, riders[:1])
             prefill = riders[0][0]
             self._leave(prefill)
-            self._tell([Progress(prefill, None, 0, False, failed(prefill.sequence, error))])
+            self._tell([Progress(prefill, 0, False, failed(prefill.sequence, error))])
             return without, []
 
     def _leave(self, prefill: PromptPrefill) -> None:
