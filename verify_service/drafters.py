@@ -231,14 +231,14 @@ class Drafters:
             return []  # it was let go before
         return self._lose(drafter, known, why)
 
-    def _lose(self, drafter: int, known: _KnownPeer, why: str) -> list[Told]:
+    def _lose(self, drafter: int, known: _KnownPeer, why: str, how: str = "lost") -> list[Told]:
         log.warning("drafter.lost", drafter=drafter, endpoint=known.at.endpoint, reason=why)
         if known.stream is not None:
             known.stream.close()
         known.stream, known.broke = None, time.monotonic()
         self._feeds.forget(drafter)
         self.orders = {at: each for at, each in self.orders.items() if each.came or each.drafter != drafter}
-        return [DrafterLost(drafter, f"lost: {why}")]
+        return [DrafterLost(drafter, f"{how}: {why}")]
 
     def _came(self, drafter: int, stream: DrafterStream, event: draft_pb2.RoundsEvent) -> Iterable[Told]:
         known = self._known.get(drafter)
@@ -259,7 +259,7 @@ class Drafters:
                     raise PeerError("event: is empty")
         except PeerError as error:
             self._metrics.dropped.labels(kind="block", reason="malformed").inc()
-            return self._lose(drafter, known, f"broke the protocol: {error}")
+            return self._lose(drafter, known, f"broke the protocol: {error}", "malformed")
         return ()
 
     def _context(self, drafter: int, opened: draft_pb2.ContextOpened) -> None:

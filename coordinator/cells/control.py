@@ -12,9 +12,9 @@ import dspark
 from coordinator.cells.frontends import CellService, FrontendConnection
 from coordinator.cells.local_cell import LocalCell
 from coordinator.lanes.lane import Lane
-from coordinator.lanes.monitor import Monitor
 from coordinator.planning.cost_curve import CostCurve
 from coordinator.watching.messages import ended_answers, explanations
+from coordinator.workers.membership import Membership
 from coordinator.workers.totals import write_totals
 from coordinator.workers.worker import Address, WorkerConnection, WorkerRole
 from dspark.errors import InvalidRequest
@@ -48,7 +48,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.GetStatusRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.GetStatusReply:
         admission, membership = self._cell.admission, self._cell.membership
-        workers = await asyncio.gather(*(_worker_status(worker, membership.monitor) for worker in membership.workers))
+        workers = await asyncio.gather(*(_worker_status(worker, membership) for worker in membership.workers))
         reply = control_pb2.GetStatusReply(
             processes=[self._own_status(), *map(_frontend_status, self._frontends.attached), *workers],
             lanes=[self._lane_status(lane) for lane in membership.lanes],
@@ -114,7 +114,7 @@ def _frontend_status(attached: FrontendConnection) -> control_pb2.ProcessStatus:
     )
 
 
-async def _worker_status(worker: WorkerConnection, monitor: Monitor) -> control_pb2.ProcessStatus:
+async def _worker_status(worker: WorkerConnection, membership: Membership) -> control_pb2.ProcessStatus:
     address = worker.address
     status = control_pb2.ProcessStatus(
         role=control_pb2.ROLE_VERIFY if address.role is WorkerRole.VERIFY else control_pb2.ROLE_DRAFT,
@@ -126,7 +126,7 @@ async def _worker_status(worker: WorkerConnection, monitor: Monitor) -> control_
     )
     if worker.port is None:
         return status
-    status.detail = status.detail or monitor.why_not(worker.port.facts.fingerprint)
+    status.detail = status.detail or membership.why_not(worker.port)
     try:
         said: verify_pb2.VerifierDescription | draft_pb2.DrafterDescription = await worker.describe(DESCRIBE_S)
     except grpc.aio.AioRpcError as error:

@@ -65,13 +65,14 @@ class DrafterAssignment:
         if not placed.track.speculates:
             return "policy_off"
         why = REASONS.get(said.why_empty, "unspecified")
-        return self._drafters.why_nobody(placed.track) if why == "no_drafter" else why
+        nobody = why == "no_drafter" or (why == "bypass" and placed.drafter == 0)
+        return self._drafters.why_nobody(placed.track) if nobody else why
 
-    def lost(self, drafter: int, placed: Iterable[Placed], *, full: bool) -> None:
+    def lost(self, drafter: int, placed: Iterable[Placed], why: str) -> None:
         """The verifier lost a drafter, or, if it is full, could not open anybody new there."""
-        self._drafters.lost(drafter)
+        self._drafters.lost(drafter, why)
         for each in placed:
-            if each.drafter == drafter and not (full and each.fed):
+            if each.drafter == drafter and not (why == "full" and each.fed):
                 self._assign(each, 0)
                 each.not_before = 0.0
 
@@ -108,5 +109,5 @@ class DrafterAssignment:
         law, label = placed.track.request.law, placed.track.request.label
         kind = (self._drafters.fingerprint(drafter), law.rule, law.greedy, label)
         placed.key = self._kinds.setdefault(kind, len(self._kinds)) if len(self._kinds) < KINDS else 0
-        self._plans.drafted_by(placed.number, placed.key)
+        self._plans.drafted_by(placed.number, placed.key, somebody=drafter > 0)
         self.named[placed.number] = drafter

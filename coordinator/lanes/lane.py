@@ -60,11 +60,13 @@ class Lane:
         self._clock, self._metrics, self._write, self._round_watch = clock, metrics, shared.write, shared.watch
         self._on_lost, self._on_draining = on_lost, on_draining
         self._members = Members(facts, waits.prefills)
-        self._drafters = LaneDrafters(shared.load, clock, shared.monitor)
+        self._drafters = LaneDrafters(facts.name, shared)
+        self.why_left_out = self._drafters.why_left_out
         self._plans = LanePlans(facts.cost, window=waits.window, cohorts=waits.cohorts, bypass=waits.bypass)
         self._assignment = DrafterAssignment(self._drafters, self._plans, clock, metrics)
         self._commits = Commits(owner, facts.vocab_size, metrics)
-        self._learning = RoundLearning(facts.name, self._plans, self._commits.counts, shared.monitor, metrics)
+        counts, monitor = self._commits.counts, shared.monitor
+        self._learning = RoundLearning(facts.name, self._plans, self._drafters, counts, monitor, metrics)
         self._orders: list[Down] = []  # to be told
         self._changed = True  # who takes part, or who drafts
         self._due = self._closed = False
@@ -279,7 +281,7 @@ class Lane:
         name = self._drafters.name(said.drafter)
         log.warning("drafter.found_wanting", verifier=self.facts.name, drafter=name, what=said.what[:64])
         if said.what != "late":
-            self._assignment.lost(said.drafter, self._members, full=said.what == "full")
+            self._assignment.lost(said.drafter, self._members, said.what)
             self._changed = True
 
     def _find(self, number: int, epoch: int, kind: str) -> Placed | None:
@@ -353,7 +355,7 @@ class Lane:
         track.note_epoch(placed.epoch)
         self._metrics.prefills.labels(reason=placed.why_prefilled).inc()
         self._assignment.admitted(placed)
-        member = self._plans.add(placed.number, request.policy, request.weight, placed.key)
+        member = self._plans.add(placed.number, request.policy, request.weight, placed.key, placed.drafter > 0)
         self._changed = self._changed or not self._plans.covers(member)
         return placed.admission()
 

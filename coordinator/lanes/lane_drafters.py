@@ -2,20 +2,26 @@
 
 A drafter holds soft state only: losing one costs speed, never an answer. Health is per pair (invariant R10 of
 `dspark.rounds`): a drafter that this process cannot reach gets nobody new, and whoever is with it stays until the
-verifier, which speaks to it by itself, says that it is gone.
+verifier, which speaks to it by itself, says that it is gone. A drafter of which the watchdog has an alarm gets nobody
+but one sequence at a time to be tried with, once its pause is over.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from coordinator.clock import Clock
+import structlog
+
+from coordinator.lanes.conduct import LaneContext
 from coordinator.lanes.facts import DrafterPort
-from coordinator.lanes.monitor import Monitor
 from coordinator.lanes.request_state import RequestState
+from coordinator.planning.watchdog import Alarm, BlockSums, DrafterWatch, drafted_passes
 from dspark.rounds.control import DrafterAt, Use
+from dspark.rounds.events import RoundReport
+from dspark.rounds.policy import Adaptive
+
+log = structlog.get_logger("dspark.watchdog")
 
 AGAIN_S = 2.0  # before a drafter that the verifier lost, or that had no room, is named to it again
 LONGEST_S = 16.0  # the same for one that is lost again and again
@@ -24,8 +30,8 @@ LONGEST_S = 16.0  # the same for one that is lost again and again
 class _Known:
     """One drafter process, as the verifier of this lane sees it."""
 
-    def __init__(self, number: int, port: DrafterPort) -> None:
-        self.number, self.port = number, port
+    def __init__(self, number: int, port: DrafterPort, past: BlockSums) -> None:
+        self.number, self.port, self.watch = number, port, DrafterWatch(past)
         self.there = True  # this process reaches it
         self.leaves = False
         self.not_before = 0.0  # clock time before which the verifier is not told to use it
@@ -43,9 +49,10 @@ class _Known:
 class LaneDrafters:
     """Of one lane. `news` is what its verifier has to be told."""
 
-    def __init__(self, load: Counter[DrafterPort], clock: Clock, monitor: Monitor) -> None:
-        """load: sequences by drafter, over all lanes."""
-        self._load, self._clock, self._monitor = load, clock, monitor
+    def __init__(self, lane: str, shared: LaneContext) -> None:
+        self._lane, self._load, self._clock, self._monitor = lane, shared.load, shared.clock, shared.monitor
+        self._metrics, self._bypass = shared.metrics, shared.conduct.bypass
+        self._past: dict[str, BlockSums] = {}  # of versions
         self._known: dict[tuple[str, int], _Known] = {}  # by endpoint and incarnation
         self._by_number: dict[int, _Known] = {}
         self._numbers = itertools.count(1)  # never given to another process
@@ -59,7 +66,8 @@ class LaneDrafters:
         at = (port.facts.endpoint, port.facts.incarnation)
         known = self._known.get(at)
         if known is None:
-            known = self._known[at] = _Known(next(self._numbers), port)
+            past = self._past.setdefault(port.facts.fingerprint, BlockSums())
+            known = self._known[at] = _Known(next(self._numbers), port, past)
             self._by_number[known.number] = known
         else:
             self._load[port] += known.sequences
@@ -77,11 +85,14 @@ class LaneDrafters:
         if known is not None:
             known.leaves = leaves
 
-    def lost(self, number: int) -> None:
+    def lost(self, number: int, why: str) -> None:
         """The verifier lost it, or it has no room."""
         known = self._by_number.get(number)
         if known is None:
             return
+        alarm = _LOST_BY.get(why.partition(":")[0])
+        if alarm is not None and known.watch.raised(alarm, self._clock.time()):
+            self._tell(known)
         known.not_before = self._clock.time() + known.pause_s
         known.pause_s = min(2.0 * known.pause_s, LONGEST_S)
         known.told = Use.NO_NEW  # so that it is told again
@@ -90,6 +101,50 @@ class LaneDrafters:
         """A block of it came."""
         if number in self._by_number:
             self._by_number[number].pause_s = AGAIN_S
+
+    def observe(self, rounds: Iterable[RoundReport]) -> None:
+        """Finished rounds, for the watchdog."""
+        for number, seen in drafted_passes(rounds).items():
+            known = self._by_number.get(number)
+            if known is None:
+                continue
+            if known.watch.observe(seen, self._clock.time()):
+                self._tell(known)
+            at = {"drafter": known.port.facts.fingerprint[:16], "lane": self._lane}
+            self._metrics.drafter_accepted_length.labels(**at).set(known.watch.accepted_length)
+            self._metrics.drafter_promise_kept.labels(**at).set(known.watch.recent.ratio)
+
+    def _tell(self, known: _Known) -> None:
+        """Of an alarm, or of its end."""
+        facts, alarm = known.port.facts, known.watch.alarm
+        self._metrics.drafters_left_out.labels(lane=self._lane).set(
+            sum(each.watch.alarm is not None for each in self._by_number.values())
+        )
+        if alarm is None:
+            log.info("watchdog.recovered", drafter=facts.name, version=facts.fingerprint, verifier=self._lane)
+            return
+        self._metrics.drafter_alarms.labels(drafter=facts.fingerprint[:16], reason=alarm.value).inc()
+        log.error(
+            "watchdog.alarm",
+            drafter=facts.name,
+            version=facts.fingerprint,
+            verifier=self._lane,
+            reason=alarm.value,
+            tried_again_in_s=round(known.watch.pause_left_s(self._clock.time()), 1),
+            effect="its sequences go to another drafter, or on without drafts",
+        )
+
+    def why_left_out(self, port: DrafterPort) -> str:
+        """A sentence for people; empty where there is no alarm."""
+        known = self._of(port)
+        if known is None or known.watch.alarm is None:
+            return ""
+        left_s = known.watch.pause_left_s(self._clock.time())
+        tried = f"tried again in {left_s:.0f} s" if left_s > 0.0 else "on trial"
+        return f"left out by {self._lane} ({known.watch.alarm.value}), {tried}"
+
+    def close(self) -> None:
+        self._metrics.drafters_left_out.labels(lane=self._lane).set(0)
 
     def choose(self, track: RequestState, besides: int = 0) -> int:
         """The least loaded drafter that may serve this sequence, but for one; 0 for nobody."""
@@ -101,11 +156,13 @@ class LaneDrafters:
     def stays(self, number: int, track: RequestState) -> bool:
         """Whether a drafter may go on drafting for a sequence."""
         known = self._by_number[number]
-        return self._fits(known.port, track) and not known.leaves
+        return self.may_stay(number, track) and not known.leaves
 
     def may_stay(self, number: int, track: RequestState) -> bool:
         """The same while there is nobody else."""
-        return self._fits(self._by_number[number].port, track)
+        known = self._by_number[number]
+        left_out = known.watch.left_out(self._clock.time()) and self._heeds(known, track)
+        return self._fits(known.port, track) and not left_out
 
     def attach(self, number: int, track: RequestState) -> None:
         known = self._by_number[number]
@@ -128,6 +185,8 @@ class LaneDrafters:
             return "distrusted"
         if there and not any(_reaches(each, track) for each in there):
             return "too_long"
+        if any(each.there and each.watch.alarm is not None for each in self._by_number.values()):
+            return "left_out"
         return "no_drafter"
 
     def fingerprint(self, number: int) -> str:
@@ -143,6 +202,9 @@ class LaneDrafters:
         for known in list(self._by_number.values()):
             use, facts = known.use, known.port.facts
             if use is Use.GONE:
+                if known.watch.alarm is not None:
+                    known.watch.alarm = None
+                    self._tell(known)
                 del self._by_number[known.number], self._known[facts.endpoint, facts.incarnation]
             if use is known.told or (known.told is None and use is Use.GONE):
                 continue
@@ -157,13 +219,23 @@ class LaneDrafters:
     def _able(self, known: _Known, track: RequestState) -> bool:
         free = known.there and not known.leaves and self._clock.time() >= known.not_before
         named = track.request.drafter in ("", known.port.facts.name)
-        return free and named and self._fits(known.port, track)
+        tried = known.watch.alarm is not None and self._heeds(known, track)
+        room = not tried or (known.sequences == 0 and not known.watch.left_out(self._clock.time()))
+        return free and named and room and self._fits(known.port, track)
+
+    def _heeds(self, known: _Known, track: RequestState) -> bool:
+        """Whether an alarm is anything to a sequence: who fixed its slots drafts what is no use."""
+        alarm = known.watch.alarm
+        return alarm is not None and (alarm.useless or (self._bypass and isinstance(track.request.policy, Adaptive)))
 
     def _fits(self, port: DrafterPort, track: RequestState) -> bool:
         return _reaches(port, track) and self._trusts(port, track)
 
     def _trusts(self, port: DrafterPort, track: RequestState) -> bool:
         return self._monitor.trusts(port.facts.fingerprint, track.request.law)
+
+
+_LOST_BY = {"malformed": Alarm.MALFORMED, "silent": Alarm.NOTHING_DRAFTED}
 
 
 def _reaches(port: DrafterPort, track: RequestState) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from coordinator.lanes.lane_drafters import LaneDrafters
 from coordinator.lanes.monitor import Monitor
 from coordinator.lanes.round_counts import RoundCounts
 from coordinator.planning.lane_plans import Applied, LanePlans
@@ -21,8 +22,16 @@ class Mode(enum.Enum):
 class RoundLearning:
     """Of one lane."""
 
-    def __init__(self, lane: str, plans: LanePlans, counts: RoundCounts, monitor: Monitor, metrics: Metrics) -> None:
-        self._lane, self._plans, self._counts = lane, plans, counts
+    def __init__(
+        self,
+        lane: str,
+        plans: LanePlans,
+        drafters: LaneDrafters,
+        counts: RoundCounts,
+        monitor: Monitor,
+        metrics: Metrics,
+    ) -> None:
+        self._lane, self._plans, self._drafters, self._counts = lane, plans, drafters, counts
         self._monitor, self._metrics = monitor, metrics
         self._applied: list[Applied] = []
         self._mode: Mode | None = None
@@ -38,6 +47,7 @@ class RoundLearning:
             if each.rounds:
                 self._count(each)
                 self._plans.learn(each)
+                self._drafters.observe(each.rounds)
         self._counts.tell()
         if applied:
             self._say_mode()
@@ -46,6 +56,7 @@ class RoundLearning:
     def close(self) -> None:
         self.catch_up()
         self._show(None)
+        self._drafters.close()
 
     def _count(self, applied: Applied) -> None:
         metrics, timing = self._metrics, applied.report.timing

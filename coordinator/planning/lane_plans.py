@@ -44,6 +44,7 @@ class Member:
     weight: float
     key: Hashable = ""  # drafter and bucket, as acceptance is told apart
     own: Terms | None = None  # that follow from its policy; None: the planner's
+    drafted: bool = True  # somebody drafts for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +91,14 @@ class LanePlans:
         for member in self._members.values():
             member.own = self._terms(member.policy, member.weight)
 
-    def add(self, number: int, policy: Policy, weight: float, key: Hashable) -> Member:
-        member = self._members[number] = Member(number, policy, weight, key, self._terms(policy, weight))
+    def add(self, number: int, policy: Policy, weight: float, key: Hashable, drafted: bool = True) -> Member:
+        member = self._members[number] = Member(number, policy, weight, key, self._terms(policy, weight), drafted)
         return member
 
-    def drafted_by(self, number: int, key: Hashable) -> None:
-        """Somebody else drafts for it."""
+    def drafted_by(self, number: int, key: Hashable, *, somebody: bool = True) -> None:
+        """Somebody else drafts for it, or nobody."""
         if number in self._members:
-            self._members[number].key = key
+            self._members[number].key, self._members[number].drafted = key, somebody
 
     def remove(self, number: int) -> None:
         self._members.pop(number, None)
@@ -163,13 +164,13 @@ class LanePlans:
         """What adaptive sequences do from the next plan on, by what was learned."""
         if self._planner is None:
             return
-        adaptive = [each for each in self._members.values() if each.own is None]
-        others = [each for each in self._members.values() if each.own is not None]
+        adaptive = [each for each in self._members.values() if each.own is None and each.drafted]
+        others = [each for each in self._members.values() if each.own is not None or not each.drafted]
         if not adaptive:
             self._adaptive = Plan()
             return
-        slots = max((each.own.slots for each in others if each.own is not None), default=0)
-        drafting = sum(1 for each in others if each.own is not None and each.own.slots)
+        slots = max((each.own.slots for each in others if each.drafted and each.own is not None), default=0)
+        drafting = sum(1 for each in others if each.drafted and each.own is not None and each.own.slots)
         more = drafting * self._verified
         self._adaptive = self._planner.next(
             PlannedLane(
@@ -227,7 +228,7 @@ class LanePlans:
     @property
     def mode(self) -> tuple[int, int]:
         """(slots, cohorts) at home."""
-        if self._planner is not None and any(each.own is None for each in self._members.values()):
+        if self._planner is not None and any(each.own is None and each.drafted for each in self._members.values()):
             return self._planner.home
         slots = max((each.own.slots for each in self._members.values() if each.own is not None), default=0)
         return slots, self.in_force.cohorts

@@ -80,6 +80,13 @@ class Membership:
     def drafters(self) -> tuple[DrafterFacts, ...]:
         return tuple(client.facts for client in self._drafters)
 
+    def why_not(self, port: VerifierClient | DrafterClient) -> str:
+        """What speaks against a worker that is there, for people; empty where nothing does."""
+        found = self.monitor.why_not(port.facts.fingerprint)
+        if found or isinstance(port, VerifierClient):
+            return found
+        return next(filter(None, (lane.why_left_out(port) for lane in self.lanes)), "")
+
     @property
     def ready(self) -> bool:
         """Whether a request of every kind has run: there is a lane, and where drafters were announced one was there, or

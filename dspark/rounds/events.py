@@ -238,7 +238,7 @@ class DrafterEvent(NamedTuple):
     """How the verifier finds a drafter; health is per pair."""
 
     drafter: int
-    what: str  # late, lost and why, or silent
+    what: str  # late, full, silent, or lost or malformed and why
 
 
 Told = (

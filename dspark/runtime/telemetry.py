@@ -208,6 +208,26 @@ class Metrics:
             "monitor_alarms", "Drafter versions whose drafts are no draws of their q.", "drafter", "statistic"
         )
 
+        # Watchdog of drafters (coordinator).
+        self.drafter_alarms = self._counter(
+            "drafter_alarms", "Alarms that left a drafter out, by its version.", "drafter", "reason"
+        )
+        self.drafters_left_out = self._gauge(
+            "drafters_left_out", "Drafters that a lane leaves out, or has on trial, for an alarm.", "lane"
+        )
+        self.drafter_accepted_length = self._gauge(
+            "drafter_accepted_length",
+            "Tokens of a round with a block, the target's own among them, over the last 40 or so, by drafter version.",
+            "drafter",
+            "lane",
+        )
+        self.drafter_promise_kept = self._gauge(
+            "drafter_promise_kept",
+            "Accepted over promised tokens of the same rounds; 1 is as promised.",
+            "drafter",
+            "lane",
+        )
+
         # Workers.
         self.forward_seconds = self._histogram("forward_seconds", "Device time of one pass, by kind.", _SECONDS, "kind")
         self.draft_wait = self._histogram("draft_wait_seconds", "A cohort waited for a busy drafter.", _SECONDS)

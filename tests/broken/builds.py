@@ -36,6 +36,10 @@ BUILDS = (
         "            if token != top[row + accepted]:\n", "            if accepted and token != top[row + accepted]:\n",
     ),
     Build(
+        "blocks that cannot be are nobody's fault", "35", "bad drafter", "coordinator/planning/watchdog.py",
+        "            if share > BAD:\n", "            if share > 1.0:\n",
+    ),
+    Build(
         "rows shifted by a position", "12", "drafters gone", "verify_service/feature_push.py",
         "start_position=run.start + first,", "start_position=run.start + first + 1,",
     ),

@@ -252,6 +252,19 @@ def lied_to(seed: int, lie: str = "random ids") -> list[str]:
     return simulate(story, plan=lying(LIES[lie]), seed=seed)
 
 
+def gone_bad(seed: int) -> list[str]:
+    """Whatever becomes of a drafter's blocks, answers stay what they were, and the watchdog tells soon."""
+    from faults.rows.r35_watchdog import FAULTS, ROUNDS, ids
+
+    found = []
+    for name in FAULTS:
+        passes, wrong = ids(name, seed)
+        found += [f"{name}: {each}" for each in wrong]
+        if passes > ROUNDS:
+            found.append(f"{name}: no alarm within {ROUNDS} passes")
+    return found
+
+
 Story = Callable[[SimulatedCell, random.Random], Awaitable[list[str]]]
 
 
@@ -299,4 +312,5 @@ PROMISES: dict[str, Callable[[int], list[str]]] = {
     "first token": _journal(at_first=True),
     "batches": _twice,
     "lying drafter": lied_to,
+    "bad drafter": gone_bad,
 }

@@ -4,6 +4,7 @@ const EMPTY = {
   bypass: "No draft was asked for: at this load drafting is not expected to pay, so the model decoded alone.",
   policy_off: "The policy is off: the model decodes alone, one token a round.",
   no_drafter: "No drafter serves this answer at the moment, so the model decoded alone.",
+  left_out: "The drafter's blocks were no use of late, so it is left out for a while, and the model decoded alone.",
   last_token: "One token was left to say, and the model says that one itself.",
   late: "The drafter was late. The round did not wait any longer and went on without a draft.",
   drafter_late: "The drafter still owes an earlier reply, so it was not asked again.",

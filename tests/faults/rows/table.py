@@ -51,6 +51,7 @@ QUICK: tuple[Entry, ...] = (
     Entry("29", "r29_keys", 40),
     Entry("32", "r32_pings", 90, idle=True),
     Entry("33", "r33_health", 30, alone=True),
+    Entry("35", "r35_watchdog", 60),
 )
 
 LONG: tuple[Entry, ...] = (
@@ -80,4 +81,5 @@ LONG: tuple[Entry, ...] = (
     Entry("30", "r30_soak", 2400, alone=True),
     Entry("31", "r31_monitor --long", 1200),
     Entry("34", "r34_shipped_pair --long", 3600, alone=True),
+    Entry("35", "r35_watchdog --long", 600),
 )

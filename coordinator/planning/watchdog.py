@@ -1,0 +1,219 @@
+"""Whether a drafter still drafts as it did. An alarm leaves it out, and after a while it is tried again. Pure.
+
+Nothing here can hurt an answer: what a drafter spoils is speed. Four things are told apart: blocks that cannot have
+been drafted (ids that are none, confidences that are no numbers), blocks that do not come or are empty, blocks of which
+far less is accepted than their confidences promise, and blocks that are worth next to nothing beside those that this
+version made before. The planner learns of the last two by itself, but slowly, since it must not follow every passage of
+a text; a watchdog may be quick, since all it asks for is a factor.
+
+Sums fade by blocks, and what is usual is only learned while all is well. Whom an alarm is of is left out for a pause;
+then it is on trial with one sequence, which ends well, or in a pause that is twice as long.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dspark.rounds.events import RoundReport
+
+RECENT = 40.0  # blocks after which what was seen weighs a third
+PAST = 2048.0  # the same of what is usual
+SHARE = 0.35  # of what is usually kept of a promise; less is a collapse
+LITTLE = 0.15  # of the usual worth of a block
+NONE = 24.0  # first slots that were promised in a row, in vain: a chance of at most exp(-24)
+CERTAIN = 4.0  # standard deviations by which less than usual is accepted
+PRIOR, SPREAD = 16.0, 2.0  # tokens that agreement counts for; variance of what is accepted, by its mean
+SETTLED = 256  # blocks that make a past
+BAD_MEMORY, BAD = 64.0, 0.5  # passes; share of them without a sound block
+ON_TRIAL = 0.4  # of the same, to begin with: who had an alarm has less credit
+TRIAL = 32  # blocks, of which as much as HELD of the usual is accepted
+HELD = 0.5
+PAUSE_S, LONGEST_S = 10.0, 160.0
+COST = 8.0  # times what a trial took, that the pause after it takes at least
+
+
+class Alarm(enum.Enum):
+    """As metrics name it."""
+
+    MALFORMED = "malformed"
+    NOTHING_DRAFTED = "nothing drafted"
+    NOTHING_ACCEPTED = "nothing accepted"
+    COLLAPSE = "collapse"
+
+    @property
+    def useless(self) -> bool:
+        """Whether there are no blocks at all, so that leaving the drafter out is nobody's choice."""
+        return self in (Alarm.MALFORMED, Alarm.NOTHING_DRAFTED)
+
+
+_EMPTY = {
+    "invalid": Alarm.MALFORMED,
+    "": Alarm.NOTHING_DRAFTED,
+    "late": Alarm.NOTHING_DRAFTED,
+    "drafter late": Alarm.NOTHING_DRAFTED,
+    "unknown sequence": Alarm.NOTHING_DRAFTED,
+}
+
+
+class DraftedPass(NamedTuple):
+    """What the rounds of one pass say of one drafter."""
+
+    blocks: int  # sound ones
+    malformed: int
+    missing: int
+    promised: float = 0.0  # tokens, of the slots that were verified
+    accepted: float = 0.0
+    squared: float = 0.0  # sum of (accepted - promised)^2
+    worth: float = 0.0  # accepted tokens, and what was promised behind them where nobody looked
+    first: float = 0.0  # promised of the first slots that were verified
+
+
+def drafted_passes(rounds: Iterable[RoundReport]) -> dict[int, DraftedPass]:
+    """By drafter's number. A round without a block that is not its drafter's fault says nothing."""
+    found: dict[int, list[float]] = {}
+    for each in rounds:
+        fault = None if len(each.confidence) else _EMPTY.get(each.why_empty)
+        if not each.drafter or (fault is None and not len(each.confidence)):
+            continue
+        sums = found.setdefault(each.drafter, [0.0] * 8)
+        if fault is not None:
+            sums[1 if fault is Alarm.MALFORMED else 2] += 1
+            continue
+        promised = _survivals(each.confidence[: each.verified])
+        behind = _survivals(each.confidence[each.verified :]) if each.accepted == each.verified else 0.0
+        first = each.confidence[0] if each.verified else 0.0
+        apart = (each.accepted - promised) ** 2
+        for place, value in enumerate((1, 0, 0, promised, each.accepted, apart, each.accepted + behind, first)):
+            sums[place] += value
+    return {number: DraftedPass(int(a), int(b), int(c), *rest) for number, (a, b, c, *rest) in found.items()}
+
+
+def _survivals(confidence: Sequence[float]) -> float:
+    alive, total = 1.0, 0.0
+    for each in confidence:
+        alive *= each
+        total += alive
+    return total
+
+
+@dataclass(slots=True)
+class BlockSums:
+    """Of blocks, fading."""
+
+    blocks: float = 0.0
+    promised: float = 0.0
+    accepted: float = 0.0
+    squared: float = 0.0
+    worth: float = 0.0
+
+    def add(self, seen: DraftedPass, memory: float) -> None:
+        kept = math.exp(-seen.blocks / memory)
+        self.blocks = kept * self.blocks + seen.blocks
+        self.promised = kept * self.promised + seen.promised
+        self.accepted = kept * self.accepted + seen.accepted
+        self.squared = kept * self.squared + seen.squared
+        self.worth = kept * self.worth + seen.worth
+
+    @property
+    def ratio(self) -> float:
+        """Accepted over promised, shrunk to agreement."""
+        return (self.accepted + PRIOR) / (self.promised + PRIOR)
+
+    @property
+    def spread(self) -> float:
+        """Variance of what a block has accepted over its mean."""
+        return (self.squared + SPREAD * PRIOR) / (self.promised * self.ratio + PRIOR)
+
+    @property
+    def mean_worth(self) -> float:
+        return self.worth / self.blocks if self.blocks else 0.0
+
+
+class DrafterWatch:
+    """Of one drafter process, as one verifier finds it. past: of its version, shared by its processes."""
+
+    def __init__(self, past: BlockSums) -> None:
+        self.past, self.recent = past, BlockSums()
+        self.alarm: Alarm | None = None  # None: all is well
+        self._in_vain = 0.0  # first slots that were promised since one was accepted
+        self._bad = {Alarm.MALFORMED: 0.0, Alarm.NOTHING_DRAFTED: 0.0}
+        self._until = self._began = 0.0  # of the pause, of the trial behind it
+        self._trial = 0.0  # blocks that were seen in it
+        self._pause_s = PAUSE_S
+
+    def left_out(self, now: float) -> bool:
+        """Whether nobody shall be with it."""
+        return self.alarm is not None and now < self._until
+
+    def pause_left_s(self, now: float) -> float:
+        return max(self._until - now, 0.0) if self.alarm is not None else 0.0
+
+    @property
+    def accepted_length(self) -> float:
+        """Mean tokens of a round with a block, of late, the target's own among them; 0 before there were any."""
+        return 1.0 + self.recent.accepted / self.recent.blocks if self.recent.blocks else 0.0
+
+    def observe(self, seen: DraftedPass, now: float) -> bool:
+        """Returns whether there is an alarm now, or none any more, that was not before."""
+        if self.left_out(now):
+            return False
+        if self.alarm is not None and not self._began:
+            self._began = now
+        asked = seen.blocks + seen.malformed + seen.missing
+        for kind, count in ((Alarm.MALFORMED, seen.malformed), (Alarm.NOTHING_DRAFTED, seen.missing)):
+            self._bad[kind] += (count / asked - self._bad[kind]) / BAD_MEMORY
+        self.recent.add(seen, RECENT)
+        self._in_vain = 0.0 if seen.accepted else self._in_vain + seen.first
+        found = self._found()
+        if found is not None:
+            return self.raised(found, now)
+        if self.alarm is not None:
+            self._trial += seen.blocks
+            if self._trial < TRIAL:
+                return False
+            if not self._kept(HELD):
+                return self.raised(Alarm.COLLAPSE, now)
+            self.alarm, self._pause_s, self._began = None, PAUSE_S, 0.0
+            return True
+        self.past.add(seen, PAST)
+        return False
+
+    def raised(self, alarm: Alarm, now: float) -> bool:
+        """It is left out from now on, unless it is already. Returns whether there is something to tell."""
+        if self.left_out(now):
+            return False
+        trial_s = now - self._began if self._began else 0.0
+        self._until = now + max(self._pause_s, COST * trial_s)
+        self._pause_s = min(2.0 * self._pause_s, LONGEST_S)
+        self.alarm, self._began, self._trial, self.recent = alarm, 0.0, 0.0, BlockSums()
+        self._bad, self._in_vain = dict.fromkeys(self._bad, ON_TRIAL), 0.0
+        return True
+
+    def _found(self) -> Alarm | None:
+        for kind, share in self._bad.items():
+            if share > BAD:
+                return kind
+        if self._in_vain * self._usual > NONE:
+            return Alarm.NOTHING_ACCEPTED
+        if not self._kept(SHARE):
+            return Alarm.COLLAPSE
+        poor = self.past.blocks >= SETTLED and self.recent.mean_worth < LITTLE * self.past.mean_worth
+        if self.alarm is None and poor and self.recent.blocks > RECENT / 2:
+            self.past.blocks = self.past.worth = 0.0  # once: from now on this may be what is usual
+            return Alarm.NOTHING_ACCEPTED
+        return None
+
+    @property
+    def _usual(self) -> float:
+        """Accepted over promised; a version that never kept half of it has no past to be measured by."""
+        return min(max(self.past.ratio, HELD), 1.0)
+
+    def _kept(self, share: float) -> bool:
+        """Whether at least this share of the usual was accepted of what was promised, as far as anybody can tell."""
+        usual = self._usual * self.recent.promised
+        noise = CERTAIN * math.sqrt(self.past.spread * usual / 2.0)  # fading sums hold half of their variance
+        return self.recent.accepted >= min(share * usual, usual - noise)

@@ -1,0 +1,153 @@
+"""Row 35: drafters that go bad while streams run: an alarm soon, no wrong token, and hardly a token a second lost.
+
+What goes bad is every block from one moment on: other ids than were drafted, confidences that are no numbers, ids
+beyond the vocabulary, no ids at all, or no answer at all. Ids are judged on the real pair; what it costs from the alarm
+on, later trials included, is told beside plain decoding on engines without weights in simulated time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from typing import Any
+
+from benchmarks.row import Row, note
+from dspark.wire.v1 import draft_pb2
+from faults import pair
+from faults.plan import Action, Fate, Message, Plan
+from faults.promises import judged
+from faults.rows.program import arguments
+from faults.rows.r11_lying_drafter import STEPS
+from faults.simulated import Answer, SimulatedCell, simulate
+
+ROUNDS, SPEED = 100, 0.90
+HEALTHY = 200  # passes before anything goes bad, on engines without weights
+TOKENS = 2600  # of each of two answers there: some 40 simulated seconds
+LAWS = {"collapse": (pair.GREEDY, pair.COUPLED)}  # rules that other ids than were drafted cannot hurt
+
+
+def _collapse(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
+    for at in range(len(blocks.token_ids)):
+        blocks.token_ids[at] = draw.randrange(100)
+
+
+def _nan(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
+    blocks.confidence[:] = [float("nan")] * len(blocks.confidence)
+
+
+def _foreign(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
+    blocks.token_ids[:] = [1 << 30] * len(blocks.token_ids)
+
+
+def _nothing(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
+    blocks.lengths[:] = [0] * len(blocks.lengths)
+    blocks.q_entries[:] = [0] * len(blocks.lengths)
+    for column in ("token_ids", "confidence", "q_ids", "q_probs"):
+        blocks.ClearField(column)  # type: ignore[arg-type]
+
+
+FAULTS = {"collapse": _collapse, "NaN": _nan, "foreign ids": _foreign, "nothing drafted": _nothing, "silence": None}
+
+
+class Bad(Plan):
+    """A plan that hurts nothing until it is told to."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.on, spoil, draw = False, FAULTS[name], random.Random(name)
+
+        def silence(message: Message) -> Fate | None:
+            hit = self.on and spoil is None and message.kind == "RoundsEvent.blocks"
+            return Fate(Action.DROP) if hit else None
+
+        def tamper(message: Message, data: bytes) -> bytes:
+            if not self.on or spoil is None or message.kind != "RoundsEvent.blocks":
+                return data
+            event = draft_pb2.RoundsEvent.FromString(data)
+            spoil(event.blocks, draw)
+            return event.SerializeToString()
+
+        self.rules.append(silence)
+        self.tampers.append(tamper)
+
+
+async def _alarm(cell: SimulatedCell, plan: Bad) -> int:
+    """Passes from the first bad block to the alarm, or until it is too late for one."""
+    plan.on, before = True, cell.metric("cohorts_total")
+
+    def passes() -> int:
+        return int(cell.metric("cohorts_total") - before)
+
+    await cell.until(lambda: cell.metric("drafter_alarms_total") > 0 or passes() > ROUNDS, within_s=60.0)
+    return passes()
+
+
+def ids(name: str, seed: int) -> tuple[int, list[str]]:
+    """(passes to the alarm, what is wrong) on the real pair."""
+    plan = Bad(name)
+
+    async def story(cell: SimulatedCell) -> tuple[int, list[str]]:
+        first = random.Random(seed).randrange(32)
+        laws = LAWS.get(name, pair.LAWS)
+        asked = [
+            asyncio.create_task(cell.ask(pair.prompt(first + n, 20), max_tokens=160, **laws[n % len(laws)]))
+            for n in range(4)
+        ]
+        await cell.until(lambda: cell.metric("cohorts_total") > 10)
+        passes = await _alarm(cell, plan)
+        return passes, judged(cell, await asyncio.gather(*asked))
+
+    return simulate(story, plan=plan, seed=seed)
+
+
+def speed(name: str) -> tuple[int, float]:
+    """(passes to the alarm, tokens a second from then on) without weights; of "" plain decoding, and no alarm."""
+    plan = Bad(name) if name else None
+
+    async def story(cell: SimulatedCell) -> tuple[int, float]:
+        answers = [Answer(), Answer()]
+        asked = [
+            asyncio.create_task(
+                cell.ask([n + 2, 9], into=each, max_tokens=TOKENS, policy="adaptive" if name else "off", **pair.GREEDY)
+            )
+            for n, each in enumerate(answers)
+        ]
+        await cell.until(lambda: cell.metric("cohorts_total") > HEALTHY)
+        passes = await _alarm(cell, plan) if plan is not None else 0
+        began, before = cell.now, sum(len(each.ids) for each in answers)
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)  # both of them run until then
+        rate = (sum(len(each.ids) for each in answers) - before) / (cell.now - began)
+        await asyncio.gather(*asked)
+        return passes, rate
+
+    settings: dict[str, Any] = {"synthetic": True, "seconds": STEPS}
+    return simulate(story, plan=plan, **settings)
+
+
+def main() -> int:
+    args = arguments(__doc__)
+    plain = speed("")[1]
+    passes: dict[str, int] = {}
+    speeds: dict[str, float] = {}
+    wrong: list[str] = []
+    for name in FAULTS:
+        told = [ids(name, seed) for seed in range(8 if args.long else 1)]
+        without_weights, rate = speed(name)
+        passes[name] = max(without_weights, *(each[0] for each in told), 0)
+        speeds[name] = round(rate / plain, 3)
+        wrong += [f"{name}: {each}" for _, found in told for each in found]
+        note(f"{name}: alarm after {passes[name]} passes, then {speeds[name]} of plain decoding's speed")
+    value = {
+        "passes_to_the_alarm": passes,
+        "speed_of_plain_behind_it": speeds,
+        "other_ids": wrong[:3],
+        "engine": "pair; speed: synthetic",
+    }
+    holds = not wrong and max(passes.values()) <= ROUNDS and min(speeds.values()) >= SPEED
+    bar = f"alarm within {ROUNDS} passes, same ids, >= {SPEED:.0%} of plain decoding's speed behind the alarm"
+    return Row("35", "a drafter that goes bad", value, bar, holds).show(as_json=args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""The watchdog of one drafter: what raises an alarm and how soon, what does not, and how it is tried again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coordinator.planning.watchdog import (
+    LONGEST_S,
+    PAUSE_S,
+    Alarm,
+    BlockSums,
+    DraftedPass,
+    DrafterWatch,
+    drafted_passes,
+)
+from dspark.rounds.events import RoundReport
+
+SURE = (0.9, 0.8, 0.8, 0.7, 0.7, 0.6, 0.6)
+ROUND_S = 0.02
+
+
+def block(accepted: int, verified: int = 7, confidence: tuple[float, ...] = SURE) -> RoundReport:
+    return RoundReport(1, 0, 1, 100, (1,) * (accepted + 1), accepted, verified, confidence, "", 3)
+
+
+def empty(why: str, drafter: int = 3) -> RoundReport:
+    return RoundReport(1, 0, 1, 100, (1,), why_empty=why, drafter=drafter)
+
+
+class Rounds:
+    """Passes of some sequences that one drafter drafts for, one after the other."""
+
+    def __init__(self, sequences: int = 1, seed: int = 0) -> None:
+        self.watch = DrafterWatch(BlockSums())
+        self.now, self._draw, self._sequences = 100.0, np.random.default_rng(seed), sequences
+
+    def honest(self, kept: float = 1.0, confidence: tuple[float, ...] = SURE, verified: int = 7) -> list[RoundReport]:
+        """Blocks whose slots are accepted as they promise, or less often than that."""
+        rounds = []
+        for _ in range(self._sequences):
+            right = self._draw.random(verified) < kept * np.array(confidence[:verified])
+            rounds.append(block(int(np.logical_and.accumulate(right).sum()), verified, confidence))
+        return rounds
+
+    def run(self, rounds: list[RoundReport]) -> None:
+        self.now += ROUND_S
+        for seen in drafted_passes(rounds).values():
+            self.watch.observe(seen, self.now)
+
+    def until_alarm(self, make: list[RoundReport] | None, most: int, **honest: float) -> int:
+        """Passes until there is one; `most` where there is none."""
+        for number in range(most):
+            self.run(make if make is not None else self.honest(**honest))  # type: ignore[arg-type]
+            if self.watch.alarm is not None:
+                return number + 1
+        return most
+
+
+def test_a_pass_says_what_was_promised_and_what_was_kept_of_it() -> None:
+    half = (0.5, 0.5, 0.5)
+    seen = drafted_passes([block(1, 2, half), block(2, 2, half), empty("invalid"), empty("late"), empty("off")])
+    assert seen == {3: DraftedPass(2, 1, 1, 1.5, 3.0, 0.25**2 + 1.25**2, 1.0 + 2.5, 1.0)}
+    assert drafted_passes([empty("no drafter", 0), empty("last token"), empty("rows missing")]) == {}
+
+
+@pytest.mark.parametrize("sequences", [1, 4, 64])
+def test_honest_blocks_raise_no_alarm(sequences: int) -> None:
+    for seed in range(4):
+        rounds = Rounds(sequences, seed)
+        assert rounds.until_alarm(None, 3000) == 3000
+        assert rounds.watch.recent.ratio == pytest.approx(1.0, abs=0.45)
+        assert rounds.until_alarm(None, 3000, kept=0.75) == 3000, "a harder text, which its confidences do not show"
+
+
+@pytest.mark.parametrize(
+    ("rounds", "alarm"),
+    [
+        ([block(0)], Alarm.NOTHING_ACCEPTED),
+        ([block(0, 2)], Alarm.NOTHING_ACCEPTED),
+        ([block(0, 0, (0.0,) * 7)], Alarm.NOTHING_ACCEPTED),
+        ([empty("invalid")], Alarm.MALFORMED),
+        ([empty("invalid"), empty("invalid"), block(2)], Alarm.MALFORMED),
+        ([empty("")], Alarm.NOTHING_DRAFTED),
+        ([empty("drafter late")], Alarm.NOTHING_DRAFTED),
+    ],
+)
+def test_an_alarm_comes_within_a_hundred_rounds(rounds: list[RoundReport], alarm: Alarm) -> None:
+    drafter = Rounds()
+    assert drafter.until_alarm(None, 500) == 500
+    assert drafter.until_alarm(rounds, 101) <= 100
+    assert drafter.watch.alarm is alarm
+
+
+@pytest.mark.parametrize("sequences", [1, 8])
+def test_acceptance_that_falls_to_a_sixth_is_a_collapse(sequences: int) -> None:
+    drafter = Rounds(sequences)
+    drafter.until_alarm(None, 500)
+    assert drafter.until_alarm(None, 101, kept=0.15) <= 100
+    assert drafter.watch.alarm in (Alarm.COLLAPSE, Alarm.NOTHING_ACCEPTED)
+
+
+def test_a_drafter_that_never_fitted_is_found_without_a_past() -> None:
+    assert Rounds().until_alarm([block(0)], 101) <= 100
+
+
+def test_a_hiccup_is_none_and_neither_is_a_block_now_and_then() -> None:
+    drafter = Rounds()
+    drafter.until_alarm(None, 300)
+    assert drafter.until_alarm([empty("late")], 25) == 25  # half a second of these rounds
+    for _ in range(200):
+        drafter.run([empty("invalid")])
+        drafter.run(drafter.honest())
+        drafter.run(drafter.honest())
+    assert drafter.watch.alarm is None
+
+
+def test_who_is_left_out_is_tried_again_each_time_later_and_forgiven_when_it_drafts() -> None:
+    drafter = Rounds()
+    drafter.until_alarm(None, 300)
+    drafter.until_alarm([block(0)], 100)
+    pauses = []
+    for _ in range(8):
+        pauses.append(drafter.watch.pause_left_s(drafter.now))
+        drafter.run([block(0)])
+        assert drafter.watch.left_out(drafter.now), "rounds that were under way say nothing"
+        drafter.now += pauses[-1]
+        began = drafter.now
+        assert not drafter.watch.left_out(began)
+        for _ in range(100):
+            drafter.run([block(0)])
+            if drafter.watch.left_out(drafter.now):
+                break
+        assert drafter.watch.pause_left_s(drafter.now) >= 8.0 * (drafter.now - began - ROUND_S) - 1e-9
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (PAUSE_S, LONGEST_S)
+    drafter.now += LONGEST_S
+    for _ in range(40):
+        drafter.run(drafter.honest())
+    assert drafter.watch.alarm is None
+    drafter.until_alarm([block(0)], 100)
+    assert drafter.watch.pause_left_s(drafter.now) == PAUSE_S
+
+
+def test_what_a_verifier_gave_up_is_left_out_at_once_and_once() -> None:
+    watch = DrafterWatch(BlockSums())
+    assert watch.raised(Alarm.MALFORMED, 5.0)
+    assert not watch.raised(Alarm.NOTHING_DRAFTED, 6.0)
+    assert watch.alarm is Alarm.MALFORMED
+    assert (watch.left_out(14.9), watch.left_out(15.0)) == (True, False)
+
+
+def test_blocks_that_are_worth_little_may_become_what_is_usual() -> None:
+    """A load of another kind: little is promised, and it is kept."""
+    poor = (0.2, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1)
+    drafter = Rounds()
+    drafter.until_alarm(None, 500)
+    assert drafter.until_alarm(None, 300, confidence=poor) < 300  # type: ignore[arg-type]
+    drafter.now += PAUSE_S
+    for _ in range(2000):
+        drafter.run(drafter.honest(confidence=poor))
+    assert drafter.watch.alarm is None
+
+
+def test_a_process_that_comes_anew_knows_what_its_version_did() -> None:
+    drafter = Rounds()
+    drafter.until_alarm(None, 500)
+    drafter.watch = DrafterWatch(drafter.watch.past)
+    assert drafter.until_alarm([block(0, 0, (0.0,) * 7)], 101) <= 100
