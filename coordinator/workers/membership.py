@@ -25,7 +25,7 @@ from coordinator.workers.descriptions import drafter_facts, verifier_facts
 from coordinator.workers.drafter_client import DrafterClient
 from coordinator.workers.verifier_client import VerifierClient
 from coordinator.workers.warming import Unwarmed, warm
-from coordinator.workers.worker import Address, WorkerAccess, WorkerConnection, WorkerRole
+from coordinator.workers.worker import Address, WorkerAccess, WorkerConnection, WorkerPort, WorkerRole
 from dspark.types import Rule
 from dspark.wire.v1 import draft_pb2, verify_pb2
 
@@ -80,10 +80,10 @@ class Membership:
     def drafters(self) -> tuple[DrafterFacts, ...]:
         return tuple(client.facts for client in self._drafters)
 
-    def why_not(self, port: VerifierClient | DrafterClient) -> str:
+    def why_not(self, port: WorkerPort) -> str:
         """What speaks against a worker that is there, for people; empty where nothing does."""
         found = self.monitor.why_not(port.facts.fingerprint)
-        if found or isinstance(port, VerifierClient):
+        if found or not isinstance(port, DrafterClient):
             return found
         return next(filter(None, (lane.why_left_out(port) for lane in self.lanes)), "")
 

@@ -21,6 +21,7 @@ from dspark.decoding.case import PackedCase as PackedCase
 from dspark.decoding.case import take
 from dspark.decoding.coupled_rule import first_coupled, judge_coupled
 from dspark.decoding.draws import DrawsWatch as DrawsWatch
+from dspark.decoding.judge_at_once import Verdicts, judge_at_once
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.ratio import residual as residual
 from dspark.decoding.sampling import LawColumns, best, distribution, draw
@@ -30,8 +31,6 @@ from dspark.decoding.token_rule import accept_probability as accept_probability
 from dspark.decoding.token_rule import judge_token
 from dspark.decoding.token_rule import token_rule as token_rule
 from dspark.types import Cursor, Rule, SamplingParams
-
-Verdicts = list[tuple[int, int]]  # (accepted, next token)
 
 
 def judge(
@@ -45,6 +44,8 @@ def judge(
     """
     if any(case.shaper is not None for case in cases):
         logits = shaped(logits, ((case.first_row, case.draft_ids, case.shaper) for case in cases))
+    if logits.device.type != "cpu":
+        return judge_at_once(logits, cases, near_ties, watch)
     ways: dict[Callable[[Tensor, Sequence[PackedCase]], Verdicts], list[int]] = {}
 
     def coupled(logits: Tensor, cases: Sequence[PackedCase]) -> Verdicts:

@@ -97,10 +97,16 @@ def judge_block(logits: Tensor, cases: Sequence[PackedCase], watch: DrawsWatch |
     made = chances(p, slots)
     kept, rejected, alive = longest(made, slots, coins_of_slots(cases, slots))
     if watch is not None:
-        watch.note(cases, slots, if_drawn(p, made.alive, slots), made.alive, some_head(made, slots), made.lengths, kept)
+        note_blocks(watch, cases, slots, p, kept)
     last = target_law(logits, list(zip(cases, kept, strict=True)))
     tokens = emit(scaled(last, alive), slots, rejected, coins_of_emission(cases, kept))
     return list(zip(kept, tokens, strict=True))
+
+
+def note_blocks(watch: DrawsWatch, cases: Sequence[PackedCase], slots: Slots, p: Floats, kept: Sequence[int]) -> None:
+    """p [N]: the target's probabilities of q's entries."""
+    made = chances(p, slots)
+    watch.note(cases, slots, if_drawn(p, made.alive, slots), made.alive, some_head(made, slots), made.lengths, kept)
 
 
 def if_drawn(p: Floats, alive: Floats, slots: Slots) -> Floats:

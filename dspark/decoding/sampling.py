@@ -87,13 +87,14 @@ def best(logits: Tensor) -> Tensor:
     return ids
 
 
-def distribution(logits: Tensor, laws: LawColumns) -> Tensor:
-    """logits [n, V] -> probabilities [n, V] float64 under each row's law."""
+def distribution(logits: Tensor, laws: LawColumns, *, waits: bool = True) -> Tensor:
+    """logits [n, V] -> probabilities [n, V] float64 under each row's law. Without waits nothing looks at a number that
+    was computed; no row may be greedy then."""
     if laws.all_greedy:
         return _one_hot(best(logits), logits.shape[-1])
     probs = torch.softmax(logits.to(torch.float64, copy=True).div_(laws.temperature), dim=-1)
     if laws.any_top_k or laws.any_top_p or laws.min_p is not None:
-        probs = _truncate(probs, laws)
+        probs = _truncate(probs, laws, waits=waits)
     if laws.any_greedy:
         probs = torch.where(laws.greedy, _one_hot(best(logits), logits.shape[-1]), probs)
     return probs
@@ -172,7 +173,7 @@ def _one_hot(ids: Tensor, vocab: int) -> Tensor:
     return torch.zeros(len(ids), vocab, dtype=torch.float64, device=ids.device).scatter_(-1, ids.unsqueeze(-1), 1.0)
 
 
-def _truncate(probs: Tensor, laws: LawColumns) -> Tensor:
+def _truncate(probs: Tensor, laws: LawColumns, *, waits: bool) -> Tensor:
     """Each row's `kept` most likely tokens, renormalised. How many is read off sorted values, so ties cannot matter."""
     vocab = probs.shape[-1]
     if probs.device.type == "cpu":
@@ -190,7 +191,7 @@ def _truncate(probs: Tensor, laws: LawColumns) -> Tensor:
     least = ascending.gather(-1, vocab - kept)
     inside = probs >= least
     over = vocab - torch.searchsorted(ascending, least) - kept  # equals of the last one kept that are too many
-    if bool((over > 0).any()):
+    if not waits or bool((over > 0).any()):
         equal = probs == least
         room = equal.sum(dim=-1, keepdim=True) - over
         inside &= ~equal | (equal.cumsum(dim=-1) <= room)

@@ -43,7 +43,7 @@ def judge_token(logits: Tensor, cases: Sequence[PackedCase], watch: DrawsWatch |
     p = slots.of_drafted(of_entries)
     kept, rejected = leading_run(p, slots, coins_of_slots(cases, slots))
     if watch is not None:
-        _note(watch, cases, slots, of_entries, p, kept)
+        note_tokens(watch, cases, slots, of_entries, kept)
     last = target_law(logits, list(zip(cases, kept, strict=True)))
     return list(zip(kept, emit(last, slots, rejected, coins_of_emission(cases, kept)), strict=True))
 
@@ -62,11 +62,11 @@ def token_rule(
     return kept[0], emit(target_probs[kept], slots, rejected, np.array([emit_u]))[0]
 
 
-def _note(
-    watch: DrawsWatch, cases: Sequence[PackedCase], slots: Slots, of_entries: Floats, p: Floats, kept: list[int]
+def note_tokens(
+    watch: DrawsWatch, cases: Sequence[PackedCase], slots: Slots, of_entries: Floats, kept: Sequence[int]
 ) -> None:
-    """of_entries [N] and p [S]: the target's probabilities."""
-    q = slots.of_drafted()
+    """of_entries [N]: the target's probabilities of q's entries."""
+    p, q = slots.of_drafted(of_entries), slots.of_drafted()
     alive, start = accept_probability(p, q), 0
     for length in slots.lengths:
         alive[start : start + length] = np.cumprod(alive[start : start + length])

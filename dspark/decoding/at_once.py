@@ -1,0 +1,117 @@
+"""Greedy matching and the two ratio rules as tensors alone, for devices that are not the host.
+
+No branch and no shape in `greedy` and `ratio` depends on a number that was computed, so all of it is launched behind a
+pass without a wait, and may be compiled or recorded; see `judge_at_once` for what goes in and what comes back. The
+formulas are those of `token_rule` and `block_rule`, and a test compares them.
+
+Symbols: m sequences, L slots of the longest block, K entries of its widest q, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dspark.decoding.sampling import LawColumns, distribution
+
+
+class Given(NamedTuple):
+    """What cases bring, padded: rows repeat a sequence's first one, entries have probability 0."""
+
+    rows: Tensor  # [m, L + 1] of the packed pass
+    lengths: Tensor  # [m] drafted slots
+    drafted: Tensor  # [m, L]
+    block: Tensor  # [m] the block rule, else the token rule
+    q_ids: Tensor  # [m, L, K]
+    q_probs: Tensor  # [m, L, K] float64, of sum 1 where a slot was drafted
+    accept_u: Tensor  # [m, L]
+    emit_u: Tensor  # [m, L + 1] by the slot that the target's token comes after
+
+
+class Decision(NamedTuple):
+    """Of m sequences."""
+
+    accepted: Tensor  # [m]
+    token: Tensor  # [m]
+    sound: Tensor  # [m] whether everything that decided was a number
+    p: Tensor  # [m, L, K] the target's probabilities of q's entries; empty at temperature 0
+
+
+def greedy(logits: Tensor, at: Given) -> Decision:
+    """logits [T, V]: how far drafts are the likeliest tokens, and the next of those."""
+    rows = logits[at.rows]
+    top = rows.argmax(dim=-1)
+    slots = torch.arange(at.drafted.shape[1], device=logits.device)
+    matched = (top[:, :-1] == at.drafted) & (slots < at.lengths.unsqueeze(-1))
+    accepted = matched.long().cumprod(dim=-1).sum(dim=-1)
+    sound = torch.isfinite(rows.gather(-1, top.unsqueeze(-1))).all(dim=-1).all(dim=-1)
+    return Decision(accepted, _at(top, accepted), sound, at.q_probs)
+
+
+def ratio(logits: Tensor, at: Given, laws: LawColumns) -> Decision:
+    """logits [T, V], shaped; laws: a row for each of m * (L + 1), or one."""
+    m, longest = at.drafted.shape
+    probs = distribution(logits[at.rows].flatten(0, 1), laws, waits=False).unflatten(0, (m, longest + 1))
+    p = probs[:, :-1].gather(-1, at.q_ids)
+    own = (at.q_ids == at.drafted.unsqueeze(-1)) & (at.q_probs > 0)
+    q, mine = (torch.where(own, part, 0.0).sum(dim=-1) for part in (at.q_probs, p))
+    slots = torch.arange(longest, device=logits.device)
+    possible = (q > 0) & (slots < at.lengths.unsqueeze(-1))
+    counting = possible.long().cumprod(dim=-1).sum(dim=-1, keepdim=True)  # see `ratio.sent`
+    counts = slots < counting
+    kept, alive = _longest(p, mine / q, counts, counting, at)
+    chance = torch.where(q > mine, mine / q, 1.0)
+    run = ((at.accept_u < chance) & counts).long().cumprod(dim=-1).sum(dim=-1)
+    accepted = torch.where(at.block, kept, run)
+    stopped = accepted < counting.squeeze(-1)
+    weight = torch.where(at.block & stopped & (accepted > 0), _at(alive, (accepted - 1).clamp(min=0)), 1.0)
+    last = _at(probs, accepted) * weight.unsqueeze(-1)
+    token, sound = _drawn(_without(last, accepted, stopped, at), _at(at.emit_u, accepted))
+    numbers = torch.isfinite(p).flatten(1).all(dim=-1)
+    return Decision(accepted, token, sound & numbers, p)
+
+
+def _longest(p: Tensor, by: Tensor, counts: Tensor, counting: Tensor, at: Given) -> tuple[Tensor, Tensor]:
+    """(tokens that the block rule keeps [m], P of every slot [m, L]); by: p over q of the drafted tokens."""
+    alive, before, after = torch.ones_like(by[:, 0]), [], []
+    for slot in range(by.shape[1]):
+        before.append(alive)
+        grown = torch.where(alive > 0, (alive * by[:, slot]).clamp(max=1.0), 0.0)
+        alive = torch.where(counts[:, slot], grown, 0.0)
+        after.append(alive)
+    earlier, later = torch.stack(before, dim=1), torch.stack(after, dim=1)
+    left = (earlier - torch.minimum(earlier.unsqueeze(-1) * p, at.q_probs).sum(dim=-1)).clamp(min=0.0)
+    rest, lost = torch.nn.functional.pad(left[:, 1:], (0, 1)), 1.0 - later
+    inner = torch.where(rest + lost > 0, rest / (rest + lost), 1.0)
+    slots = torch.arange(by.shape[1], device=by.device)
+    candidate = torch.where((slots == counting - 1) | (later <= 0), later, inner)
+    heads = (at.accept_u < candidate) & counts
+    return (heads * (slots + 1)).amax(dim=-1), later
+
+
+def _without(last: Tensor, accepted: Tensor, stopped: Tensor, at: Given) -> Tensor:
+    """last [m, V] less q of the slot that was not kept, where one was not."""
+    slot = accepted.clamp(max=at.drafted.shape[1] - 1)
+    ids, probs = _at(at.q_ids, slot), _at(at.q_probs, slot) * stopped.unsqueeze(-1)
+    rest = (last - torch.zeros_like(last).scatter_add(-1, ids, probs)).clamp(min=0.0)
+    mass = rest.sum(dim=-1, keepdim=True)
+    return torch.where(mass > 0, rest / mass, last)
+
+
+def _drawn(law: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """`sampling.draw` without a look: (ids [m], whether they can be drawn [m])."""
+    mass = law.cumsum(dim=-1)
+    ids = torch.searchsorted(mass, u.unsqueeze(-1) * mass[:, -1:], right=True)
+    possible, columns = law > 0, torch.arange(law.shape[-1], device=law.device)
+    behind = torch.where(possible & (columns >= ids), columns, law.shape[-1]).amin(dim=-1)
+    last = torch.where(possible, columns, 0).amax(dim=-1)
+    sound = possible.any(dim=-1) & (mass[:, -1] < torch.inf)  # of NaN neither holds
+    return torch.where(behind < law.shape[-1], behind, last), sound
+
+
+def _at(rows: Tensor, place: Tensor) -> Tensor:
+    """rows [m, n, ...] at place [m]: [m, ...]."""
+    index = place.view(-1, *[1] * (rows.dim() - 1)).expand(-1, 1, *rows.shape[2:])
+    return rows.gather(1, index).squeeze(1)

@@ -1,0 +1,138 @@
+"""A packed pass judged on the device that ran it, with one wait: numbers go there, decisions come back in one copy.
+
+What the watch wants to know of q's entries comes along. Coupled sequences race over noise that the host makes, and wait
+for themselves.
+
+Symbols: m sequences, L slots of the longest block, K entries of its widest q, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dspark.decoding import at_once
+from dspark.decoding.at_once import Decision, Given
+from dspark.decoding.block_rule import note_blocks
+from dspark.decoding.case import PackedCase
+from dspark.decoding.coupled_rule import judge_coupled
+from dspark.decoding.draws import DrawsWatch
+from dspark.decoding.moving import fetched, sent
+from dspark.decoding.philox import Purpose
+from dspark.decoding.ratio import Floats, coins, slots_of
+from dspark.decoding.sampling import LawColumns
+from dspark.decoding.slots import Slots
+from dspark.decoding.token_rule import note_tokens
+from dspark.types import Rule
+
+Verdicts = list[tuple[int, int]]  # (accepted, next token)
+
+
+def judge_at_once(
+    logits: Tensor,
+    cases: Sequence[PackedCase],
+    near_ties: Counter[int] | None = None,
+    watch: DrawsWatch | None = None,
+    *,
+    ratio: Callable[[Tensor, Given, LawColumns], Decision] = at_once.ratio,
+) -> Verdicts:
+    """As `acceptance.judge`, of shaped logits [T, V]. ratio: `at_once.ratio`, or a compiled one."""
+    verdicts: Verdicts = [(0, 0)] * len(cases)
+    kinds: dict[str, list[int]] = {"greedy": [], "ratio": [], "coupled": []}
+    for index, case in enumerate(cases):
+        kinds["greedy" if case.law.greedy else "coupled" if case.law.rule is Rule.COUPLED else "ratio"].append(index)
+    chosen = {kind: [cases[index] for index in found] for kind, found in kinds.items() if found}
+    decisions: dict[str, Decision] = {}
+    if "greedy" in chosen:
+        decisions["greedy"] = at_once.greedy(logits, given(chosen["greedy"], logits.device, draws=False))
+    if "ratio" in chosen:
+        at = given(chosen["ratio"], logits.device, draws=True)
+        laws = LawColumns.of([case.law for case in chosen["ratio"] for _ in range(at.rows.shape[1])], logits.device)
+        decisions["ratio"] = ratio(logits, at, laws)
+    told = dict(zip(decisions, _back(list(decisions.values()), watched=watch is not None), strict=True))
+    found = {kind: made for kind, (made, _) in told.items()}
+    if "coupled" in chosen:
+        found["coupled"] = judge_coupled(logits, chosen["coupled"], near_ties)
+    for kind, made in found.items():
+        for index, verdict in zip(kinds[kind], made, strict=True):
+            verdicts[index] = verdict
+    if watch is not None and "ratio" in chosen:
+        _note(watch, chosen["ratio"], *told["ratio"])
+    return verdicts
+
+
+def given(cases: Sequence[PackedCase], device: torch.device, *, draws: bool) -> Given:
+    """Two copies to the device, whatever there is. draws: with q and coins."""
+    lengths = np.array([len(case.draft_ids) for case in cases], np.int64)
+    longest = max(int(lengths.max()), 1)
+    slots, reach = np.arange(longest + 1), lengths[:, None]
+    inside = slots[:-1] < reach
+    rows = np.array([case.first_row for case in cases], np.int64)[:, None] + np.minimum(slots, reach)
+    drafted = np.zeros(inside.shape, np.int64)
+    drafted[inside] = [token for case in cases for token in case.draft_ids]
+    block = np.array([case.law.rule is Rule.BLOCK for case in cases], np.int64)
+    accept_u, emit_u = np.zeros(inside.shape), np.zeros(rows.shape)
+    widest = max(max(case.q.entries for case in cases), 1) if draws else 0
+    q_ids, q_probs = np.zeros((*inside.shape, widest), np.int64), np.zeros((*inside.shape, widest))
+    if draws:
+        flat, mine = slots_of(cases), _entries(cases, inside, widest)
+        q_ids[mine], q_probs[mine] = flat.ids, flat.probs
+        accept_u[inside] = coins(Purpose.ACCEPT, cases, flat.lengths, flat.within)
+        ends = np.concatenate([slots[: length + 1] + 1 for length in lengths.tolist()])
+        emit_u[slots <= reach] = coins(Purpose.EMIT, cases, (lengths + 1).tolist(), ends)
+    r, n, d, b, i = _parts(device, rows, lengths, drafted, block, q_ids)
+    q, a, e = _parts(device, q_probs, accept_u, emit_u)
+    return Given(r, n, d, b.bool(), i, q, a, e)
+
+
+def _entries(cases: Sequence[PackedCase], inside: npt.NDArray[np.bool_], widest: int) -> npt.NDArray[np.bool_]:
+    """[m, L, K] which are there, in the order of `Slots`."""
+    entries = np.array([case.q.entries for case in cases], np.int64)
+    found: npt.NDArray[np.bool_] = inside[:, :, None] & (np.arange(widest) < entries[:, None, None])
+    return found
+
+
+def _parts(device: torch.device, *arrays: npt.NDArray[Any]) -> list[Tensor]:
+    """Arrays of one type on the device, by one copy."""
+    flat = sent(np.concatenate([each.ravel() for each in arrays]), device)
+    made = flat.split([each.size for each in arrays])
+    return [part.view(each.shape) for part, each in zip(made, arrays, strict=True)]
+
+
+def _back(decisions: Sequence[Decision], *, watched: bool) -> list[tuple[Verdicts, Floats]]:
+    """Verdicts and p of each, in one copy. Raises FloatingPointError when the logits of any case are not numbers."""
+    if not decisions:
+        return []
+    parts: list[Tensor] = []
+    for each in decisions:
+        parts += [each.accepted, each.token, each.sound] + ([each.p.flatten()] if watched else [])
+    flat = fetched(torch.cat([part.double() for part in parts]))
+    made, start = [], 0
+    for each in decisions:
+        end = start + 3 * len(each.accepted)
+        accepted, token, sound = flat[start:end].reshape(3, -1)
+        if not sound.all():
+            raise FloatingPointError("logits are not numbers")
+        start = end + (each.p.numel() if watched else 0)
+        p = flat[end:start].reshape(each.p.shape) if watched else flat[:0]
+        made.append((list(zip(accepted.astype(int).tolist(), token.astype(int).tolist(), strict=True)), p))
+    return made
+
+
+def _note(watch: DrawsWatch, cases: Sequence[PackedCase], verdicts: Verdicts, p: Floats) -> None:
+    """p [m, L, K]."""
+    for rule, note in ((Rule.TOKEN, note_tokens), (Rule.BLOCK, note_blocks)):
+        rows = [row for row, case in enumerate(cases) if case.law.rule is rule]
+        if rows:
+            mine = [cases[row] for row in rows]
+            lengths = np.array([len(case.draft_ids) for case in mine])
+            inside = np.arange(p.shape[1]) < lengths[:, None]
+            own: Floats = p[rows][_entries(mine, inside, p.shape[2])]
+            slots: Slots = slots_of(mine)
+            note(watch, mine, slots, own, [verdicts[row][0] for row in rows])

@@ -1,0 +1,149 @@
+"""Passes judged on the device: the same verdicts as by the rules on the host, and one wait, whatever is in them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dspark.decoding import at_once, judge_at_once
+from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
+from dspark.decoding.at_once import Given
+from dspark.decoding.sampling import LawColumns
+from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
+
+VOCAB = 24
+LAWS = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(rule=Rule.TOKEN),
+    SamplingParams(rule=Rule.BLOCK),
+    SamplingParams(temperature=0.7, top_k=5, rule=Rule.BLOCK),
+    SamplingParams(temperature=1.3, top_p=0.8, rule=Rule.TOKEN),
+    SamplingParams(min_p=0.1, rule=Rule.BLOCK),
+    SamplingParams(rule=Rule.COUPLED),
+]
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero")
+
+
+def pass_of(
+    seed: int, laws: Sequence[SamplingParams] = LAWS, *, slots: int = 5
+) -> tuple[torch.Tensor, list[PackedCase]]:
+    """Logits and cases of as many sequences, of blocks of 0 to `slots` tokens that are now and then right."""
+    draw = np.random.default_rng(seed)
+    cases, rows = [], 0
+    logits = torch.from_numpy(draw.normal(0.0, 2.0, (len(laws) * (slots + 1), VOCAB))).float()
+    for number, law in enumerate(laws):
+        length, entries = int(draw.integers(0, slots + 1)), int(draw.integers(1, 9))
+        ids = np.stack([draw.permutation(VOCAB)[:entries] for _ in range(length)]) if length else np.zeros((0, 1))
+        probs = draw.dirichlet([0.4] * entries, length) if length else np.zeros((0, 1))
+        for slot in range(length):  # some drafts are what the target would say
+            if draw.random() < 0.7 and (top := int(logits[rows + slot].argmax())) not in ids[slot]:
+                ids[slot, 0] = top
+        own = [int(ids[slot, int(probs[slot].argmax())]) for slot in range(length)]
+        q = NO_Q if not length else SparseQ.of(ids.astype(np.uint32), probs.astype(np.float32))
+        keyed = SamplingParams(
+            law.temperature, law.top_p, law.top_k, min_p=law.min_p, rule=law.rule, seed=int(draw.integers(1 << 60))
+        )
+        cases.append(PackedCase(Cursor(number, 1, 1, 9 + seed), keyed, rows, own, q))
+        rows += length + 1
+    return logits[:rows], cases
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_verdicts_are_those_of_the_rules_on_the_host(seed: int) -> None:
+    logits, cases = pass_of(seed)
+    assert judge_at_once.judge_at_once(logits, cases) == judge(logits, cases)
+
+
+def test_a_slot_that_its_q_cannot_give_counts_as_not_sent() -> None:
+    for rule in (Rule.TOKEN, Rule.BLOCK):
+        q = SparseQ.of(np.array([[3, 4], [5, 6], [7, 8]], np.uint32), np.full((3, 2), 0.5, np.float32))
+        law = SamplingParams(rule=rule, seed=5)
+        logits = torch.zeros(4, VOCAB)
+        cases = [PackedCase(Cursor(1, 1, 1, 9), law, 0, (3, 9, 7), q)]
+        assert judge_at_once.judge_at_once(logits, cases) == judge(logits, cases)
+
+
+def test_the_watch_sees_what_it_sees_on_the_host() -> None:
+    for seed in range(10):
+        logits, cases = pass_of(seed)
+        watches = [DrawsWatch(7), DrawsWatch(7)]
+        judge_at_once.judge_at_once(logits, cases, watch=watches[0])
+        judge(logits, cases, watch=watches[1])
+        labels = [each.labels() for each in watches]
+        assert labels[0].keys() == labels[1].keys()
+        for sequence, told in labels[1].items():
+            np.testing.assert_allclose(labels[0][sequence], told, rtol=1e-6)
+
+
+def test_near_ties_of_coupled_sequences_are_counted() -> None:
+    counts: list[Counter[int]] = [Counter(), Counter()]
+    logits, cases = pass_of(3, [LAWS[-1]] * 4)
+    judge_at_once.judge_at_once(logits, cases, counts[0])
+    judge(logits, cases, counts[1])
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("law", LAWS[:3])
+def test_logits_that_are_not_numbers_are_an_error(law: SamplingParams) -> None:
+    logits, cases = pass_of(1, [law] * 3)
+    logits[cases[1].first_row] = torch.nan
+    with pytest.raises(FloatingPointError):
+        judge_at_once.judge_at_once(logits, cases)
+
+
+class _Counting(TorchDispatchMode):
+    """Operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("laws", "most"), [(LAWS[:1] * 8, 45), (LAWS[1:6] * 4, 250), (LAWS[:6] * 4, 290)])
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_pass_is_waited_for_once(
+    laws: list[SamplingParams], most: int, watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched = []
+    monkeypatch.setattr(judge_at_once, "fetched", lambda tensor: fetched.append(1) or tensor.numpy())
+    counts = []
+    for count in (1, 4):
+        logits, cases = pass_of(5, laws * count)
+        judge_at_once.judge_at_once(logits, cases)  # columns of laws are kept from here on
+        fetched.clear()
+        with _Counting() as counting:
+            judge_at_once.judge_at_once(logits, cases, watch=DrawsWatch(1) if watched else None)
+        assert len(fetched) == 1
+        assert not counting.seen.keys() & set(WAITS)
+        counts.append(counting.seen.total())
+    assert counts[0] == counts[1] <= most, "as many operations for many sequences as for few"
+
+
+def test_nothing_looks_at_a_number() -> None:
+    """Of tensors that have none: whoever looked would fail."""
+    logits, cases = pass_of(2, LAWS[1:6])
+    made = judge_at_once.given(cases, torch.device("cpu"), draws=True)
+    bare = Given(*(each.to("meta") for each in made))
+    laws = LawColumns.of([case.law for case in cases for _ in range(made.rows.shape[1])], torch.device("meta"))
+    decisions = [at_once.greedy(logits.to("meta"), bare), at_once.ratio(logits.to("meta"), bare, laws)]
+    assert [each.token.shape for each in decisions] == [(len(cases),)] * 2
+
+
+def test_the_rules_are_one_graph() -> None:
+    """As `torch.compile` needs it to be."""
+    logits, cases = pass_of(4, LAWS[1:6])
+    made = judge_at_once.given(cases, torch.device("cpu"), draws=True)
+    laws = LawColumns.of([case.law for case in cases for _ in range(made.rows.shape[1])])
+    whole = torch.compile(at_once.ratio, backend="eager", fullgraph=True)
+    for mine, other in zip(whole(logits, made, laws), at_once.ratio(logits, made, laws), strict=True):
+        torch.testing.assert_close(mine, other)
