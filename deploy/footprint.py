@@ -14,6 +14,7 @@ from deploy.topology import ProcessRole
 from dspark.errors import DsparkError
 from dspark.model.config_keys import CONFIG_NAME, Keys, read_json
 from dspark.targets import folder_of, is_imported
+from verify_service.config import KV_TOKENS
 
 MIB = 1 << 20
 LIGHT = 256 * MIB  # a process without torch
@@ -43,7 +44,8 @@ def of(role: ProcessRole, settings: Mapping[str, Any]) -> int:
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) * number // stored
     if not verifies and "target_layer_ids" in config:
         weights += _left_out(folder, keys) * number
-    return HEAVY + weights + int(settings["kv_tokens" if verifies else "context_tokens"]) * row * number
+    tokens = int(settings["kv_tokens"]) or KV_TOKENS if verifies else int(settings["context_tokens"])
+    return HEAVY + weights + tokens * row * number
 
 
 def _row(keys: Keys) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from dspark.runtime.listen_config import ListenConfig
 
+KV_TOKENS = 65536  # where nobody says how many, and no card does
 FEATURE_DTYPES = ("bfloat16", "float8_e4m3")
 
 
@@ -24,7 +25,15 @@ class VerifyConfig(ListenConfig):
     device: str = field(default="auto", metadata={"doc": "auto, cpu, cuda or cuda:N."})
     dtype: str = field(default="auto", metadata={"doc": "auto, float32, bfloat16 or float16."})
     threads: int = field(default=1, metadata={"doc": "Torch threads of the device thread."})
-    kv_tokens: int = field(default=65536, metadata={"doc": "Token slots of the key-value pool."})
+    kv_tokens: int = field(
+        default=0,
+        metadata={
+            "doc": f"Token slots of the KV pool; 0: what gpu_memory_utilization leaves, on a processor {KV_TOKENS}."
+        },
+    )
+    gpu_memory_utilization: float = field(
+        default=0.9, metadata={"doc": "Share of a card's memory that weights, passes and the key-value pool may fill."}
+    )
     page_size: int = field(default=16, metadata={"doc": "Token slots of one page."})
     prefill_chunk: int = field(default=256, metadata={"doc": "Prompt tokens per pass while no round is running."})
     step_prefill_tokens: int = field(

@@ -75,7 +75,7 @@ class VerifyEngine(EngineCore):
             target=parts.target,
             runner=parts.runner,
             projection=parts.projection,
-            config=config,
+            config=parts.config,
             version=parts.fingerprint,
             sampler=sampler,
         )
@@ -185,6 +185,11 @@ class VerifyEngine(EngineCore):
             self._drop(sequence)
         self._holdings.prefixes.clear()
         self._runner.reset()
+
+    def record(self) -> None:
+        """Passes of the sizes that rounds will have, where a card replays them: before the first request."""
+        if isinstance(self._runner, ModelRunner):
+            self._runner.record(self.config.max_sequences, self.config.max_batch_tokens)
 
     def _copy(self, source: Slots, target: Slots) -> None:
         """Keys and values of pages that no pass writes, into pages that none reads yet."""

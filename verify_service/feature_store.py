@@ -68,6 +68,14 @@ class FeatureStore:
             return torch.empty(count, 0, dtype=ROW_DTYPE)
         return self._projection.project(taps).to("cpu", ROW_DTYPE)
 
+    @torch.inference_mode()
+    def under_way(self, taps: Tensor) -> Tensor:
+        """The same rows on their way to the host: they are there once the device has been waited for."""
+        made = self._projection.project(taps)
+        if made.device.type != "cuda":
+            return made.to("cpu", ROW_DTYPE)
+        return torch.empty(made.shape, dtype=ROW_DTYPE, pin_memory=True).copy_(made, non_blocking=True)
+
     def put(self, slots: Slots | Sequence[int], rows: Tensor) -> None:
         """Stores rows [n, H] at n slots."""
         if self._owed:

@@ -8,6 +8,7 @@ runs as it always did: long prompts, models that copy to the host, builds that r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import structlog
@@ -25,7 +26,9 @@ TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 SEQUENCES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
 PAGES = (4, 8, 16, 32, 64, 128, 256, 512)
 QUERIES = (1, 8, 16, 72)  # of one sequence
-MOST_GRAPHS = 64  # each keeps the memory of one pass
+MOST_GRAPHS = 64  # they share one pool of memory
+AT_START = 40  # of them, so that contexts that grow find room
+BLOCK = 8  # tokens of a sequence with a whole block
 
 
 def tier(count: int, tiers: Sequence[int]) -> int | None:
@@ -43,6 +46,24 @@ def shape_of(segments: Sequence[Segment], page_size: int) -> PlanShape | None:
     spare = 1 if token_tier is not None and token_tier > tokens else 0
     tiers = (token_tier, tier(len(segments) + spare, SEQUENCES), tier(pages, PAGES), tier(most, QUERIES))
     return None if None in tiers else PlanShape(*(each for each in tiers if each is not None))
+
+
+def shapes_at_start(sequences: int, tokens: int, page_size: int) -> list[PlanShape]:
+    """What rounds of up to so many sequences will ask for, smallest first: plain ones and whole blocks, in contexts of
+    up to a thousand tokens or so."""
+    few = tier(-(-1024 // page_size), PAGES) or PAGES[-1]
+    pages = [each for each in PAGES if each <= few][-2:]
+    found: dict[PlanShape, None] = {}
+    for count in [each for each in SEQUENCES if each <= sequences]:
+        for each in (1, BLOCK):
+            size = tier(count * each, TOKENS)
+            if size is None or count * each > tokens:
+                continue
+            with_spare = tier(count + (size > count * each), SEQUENCES)
+            most = tier(each, QUERIES)
+            if with_spare is not None and most is not None:
+                found |= dict.fromkeys(PlanShape(size, with_spare, page, most) for page in pages)
+    return list(found)[:AT_START]
 
 
 class _Recording:
@@ -85,6 +106,7 @@ class Graphs:
         self._forward, self._kernel, self._page_size = forward, kernel, page_size
         self._spare_page, self._device = spare_page, device
         self._made: dict[PlanShape, _Recording] = {}
+        self._pool: Any = None  # of memory, that all recordings share: one is replayed at a time
         self._refused = False
 
     def run(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor | None] | None:
@@ -100,6 +122,15 @@ class Graphs:
         tokens = sum(len(segment.token_ids) for segment in segments)
         logits, taps = recording.outputs
         return logits[:tokens], taps[:tokens] if taps is not None else None
+
+    def prepare(self, sequences: int, tokens: int) -> None:
+        """Records what rounds of up to so many will ask for, in the page that nobody owns."""
+        first = self._spare_page * self._page_size
+        nobody = [Segment(0, 0, [0], range(first, first + 1))]
+        for shape in shapes_at_start(sequences, tokens, self._page_size):
+            if not self._refused and shape not in self._made:
+                self._record(shape, nobody)
+        log.info("graphs.recorded", shapes=len(self._made))
 
     def forget(self) -> None:
         """Their memory is about to go."""
@@ -117,7 +148,8 @@ class Graphs:
                 self._forward(recording.plan(shape, self._kernel, self._page_size))
             torch.cuda.current_stream(self._device).wait_stream(side)
             # The thread that owns sequences calls the device meanwhile.
-            with torch.cuda.graph(recording.graph, capture_error_mode="thread_local"):
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            with torch.cuda.graph(recording.graph, pool=self._pool, capture_error_mode="thread_local"):
                 recording.outputs = self._forward(recording.plan(shape, self._kernel, self._page_size))
         except RuntimeError as error:
             self._refused = True

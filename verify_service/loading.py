@@ -7,6 +7,7 @@ packed attention path is right for this model. What cannot serve is refused here
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import NamedTuple
 
 import structlog
@@ -18,14 +19,16 @@ from dspark.model.config_file import read_drafter_config
 from dspark.model.context import Projection
 from dspark.model.location import locate
 from dspark.model.pairing import mismatch
-from dspark.model.placement import free_bytes, pick_device, pick_dtype, slot_bytes
+from dspark.model.placement import card_memory, free_bytes, pick_device, pick_dtype, slot_bytes
 from dspark.model.target import TargetTaps, decoder_layers
 from verify_service import kernels, reach, rotation, self_test
-from verify_service.config import VerifyConfig
+from verify_service.config import KV_TOKENS, VerifyConfig
 from verify_service.model_runner import ModelRunner, Runner
 from verify_service.stateful import StatefulRunner
 
 log = structlog.get_logger("dspark.verify")
+
+WIDEST = 1024  # tokens of a pass that are all judged
 
 
 class VerifierParts(NamedTuple):
@@ -35,6 +38,7 @@ class VerifierParts(NamedTuple):
     runner: Runner
     projection: Projection | None
     fingerprint: str
+    config: VerifyConfig  # with the slots of the pool that there is room for
 
 
 def load_parts(config: VerifyConfig) -> VerifierParts:
@@ -57,12 +61,45 @@ def load_parts(config: VerifyConfig) -> VerifierParts:
         if problem is not None:
             raise CheckpointError(problem)
         projection = load_projection(folder, dtype=dtype, device=device)
+    config = sized(config, target, device, dtype)
     check_room(config, target, device, dtype)
     taps = None
     if projection is not None and projection.target_layer_ids:
         taps = TargetTaps(target.model, projection.target_layer_ids).attach()
     runner = choose_runner(config, target, taps)
-    return VerifierParts(target, runner, projection, fingerprint(config.target, revision=config.target_revision))
+    version = fingerprint(config.target, revision=config.target_revision)
+    return VerifierParts(target, runner, projection, version, config)
+
+
+def sized(config: VerifyConfig, target: LoadedTarget, device: torch.device, dtype: torch.dtype) -> VerifyConfig:
+    """With a pool of the size that memory has room for, where none was asked for."""
+    if config.kv_tokens:
+        return config
+    tokens, memory = KV_TOKENS, card_memory(device)
+    if memory is not None:
+        try:
+            each = slot_bytes(decoder_layers(target.model), dtype)
+        except CheckpointError:
+            each = None
+        if each:
+            free, whole = memory
+            left = int(free - (1.0 - config.gpu_memory_utilization) * whole) - pass_bytes(config, target, dtype)
+            tokens = left // each // config.page_size * config.page_size
+            if tokens < config.page_size:
+                raise ConfigError(
+                    f"verify.gpu_memory_utilization: {config.gpu_memory_utilization:g} of {whole / 1e9:.1f} GB leaves "
+                    f"no page of the key-value pool beside the weights ({free / 1e9:.1f} GB are free on {device})"
+                )
+            log.info(
+                "verify.kv_pool", tokens=tokens, gigabytes=round(tokens * each / 1e9, 1), free=round(free / 1e9, 1)
+            )
+    return replace(config, kv_tokens=tokens)
+
+
+def pass_bytes(config: VerifyConfig, target: LoadedTarget, dtype: torch.dtype) -> int:
+    """What the largest pass takes beside its keys and values: logits, what the rule makes of them, rows of layers."""
+    tokens = min(config.max_batch_tokens, WIDEST)
+    return tokens * (target.vocab_size * (dtype.itemsize + 4 * 8) + 16 * target.hidden_size * dtype.itemsize)
 
 
 def check_room(config: VerifyConfig, target: LoadedTarget, device: torch.device, dtype: torch.dtype) -> None:

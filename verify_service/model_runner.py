@@ -160,6 +160,12 @@ class ModelRunner:
         """Keys and values of some slots into as many others."""
         self._pool.copy(*(torch.as_tensor(np.asarray(slots), device=self.device) for slots in (source, target)))
 
+    @torch.inference_mode()
+    def record(self, sequences: int, tokens: int) -> None:
+        """Passes of up to so many, where they can be replayed."""
+        if self._graphs is not None:
+            self._graphs.prepare(sequences, tokens)
+
     def reset(self) -> None:
         if self._graphs is not None:
             self._graphs.forget()

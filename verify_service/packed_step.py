@@ -104,6 +104,7 @@ class PackedStep:
         self._near_ties: Counter[int] = Counter()
         self._watch = DrawsWatch(secrets.randbits(128))  # its noise is a secret of this process
         self._rounds = 0
+        self._ahead = runner.device.type != "cpu"
 
     def unready(self, state: CachedSequence) -> Refusal | None:
         return unready_law(state)
@@ -165,6 +166,12 @@ class PackedStep:
         except Exception as error:
             what = f"{len(items)} sequences, {len(chunks)} prompts, {prepared.tokens} tokens"
             raise BatchFailed(f"{what}: {error}") from error
+        drafted = any(item.draft_ids for item in items)
+        # On a card all tokens of the items are projected before anybody knows which are committed: so rows come with
+        # what is decided, and it is waited for once. On a processor nobody waits, and a row in vain costs its time.
+        ahead, taps = None, result.taps
+        if self._ahead and drafted and self._store is not None and taps is not None:
+            ahead = self._store.under_way(taps[: prepared.tokens])
         decided = self._decide(prepared, result) if items else []
         committed = [
             _Committed(state, state.cached, [item.anchor, *item.draft_ids[: each[0]]], case.first_row)
@@ -184,8 +191,8 @@ class PackedStep:
             committed.append(_Committed(state, state.cached, list(chunk.token_ids), row))
             row += count
         kept = [each for each in committed if each.state.keep_features] if self._store is not None else []
-        drafted = any(item.draft_ids for item in items)
-        return Executed(prepared, decided, scored, last_logits, kept, *self._project(kept, result.taps, now=drafted))
+        rows, owed = self._project(kept, result.taps, ahead, now=drafted)
+        return Executed(prepared, decided, scored, last_logits, kept, rows, owed)
 
     def _decide(self, prepared: Prepared, result: Pass) -> list[_Complete]:
         items, cases, masks = prepared.items, prepared.cases, prepared.masks
@@ -201,12 +208,14 @@ class PackedStep:
         ]
 
     def _project(
-        self, kept: Sequence[_Committed], taps: Tensor | None, *, now: bool
+        self, kept: Sequence[_Committed], taps: Tensor | None, ahead: Tensor | None, *, now: bool
     ) -> tuple[Tensor | None, Tensor | None]:
         """Their rows, if they are wanted now: those of drafted rounds travel with the next order. For those of plain
         rounds nobody may ever ask, so their taps are put by."""
         if not kept or self._store is None:
             return None, None
+        if now and ahead is not None and all(each.row < len(ahead) for each in kept):  # no prompts rode along
+            return torch.cat([ahead[each.row : each.row + len(each.token_ids)] for each in kept]), None
         picked = _picked(taps, kept)
         if now:
             return self._store.project(picked, sum(len(each.token_ids) for each in kept)), None

@@ -72,7 +72,9 @@ def _load(config: VerifyConfig) -> tuple[VerifyEnginePort, Curve | None]:
     from verify_service.engine import VerifyEngine
 
     engine = VerifyEngine.load(config)
-    return engine, profiler.cost_curve(engine) if config.measure_cost else None
+    curve = profiler.cost_curve(engine) if config.measure_cost else None
+    engine.record()
+    return engine, curve
 
 
 def check(config: VerifyConfig) -> None:
@@ -86,12 +88,13 @@ def check(config: VerifyConfig) -> None:
         "page_size": (1, 4096),
         "prefill_chunk": (1, 1 << 20),
         "max_sequences": (1, 1 << 20),
+        "gpu_memory_utilization": (0.05, 1.0),
         "lease_s": (0.1, 86_400),
         "draft_deadline_s": (0.001, 86_400),
         "drafter_patience_s": (0.001, 86_400),
     }
     check_worker("verify", config, limits)
-    if config.kv_tokens < config.page_size:
+    if config.kv_tokens and config.kv_tokens < config.page_size:
         raise ConfigError(f"verify.kv_tokens: {config.kv_tokens} does not hold one page of {config.page_size}")
     if config.max_batch_tokens < 1:
         raise ConfigError(f"verify.max_batch_tokens: {config.max_batch_tokens} is less than 1")

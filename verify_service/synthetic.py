@@ -25,7 +25,7 @@ from dspark.types import Constraint, Cursor, Draws, Refusal, SamplingParams, Ver
 from dspark.wire.orders import PackedRows
 from verify_service.batch_runner import PromptChunk, Stepped
 from verify_service.batches import Batches
-from verify_service.config import VerifyConfig
+from verify_service.config import KV_TOKENS, VerifyConfig
 from verify_service.engine_core import EngineCore
 from verify_service.grammars.grammars import GrammarUnsupported
 from verify_service.interface import Grammar
@@ -199,7 +199,7 @@ class SyntheticVerifyEngine(EngineCore):
         version = f"synthetic-{spec.fingerprint}"
         self.target = SyntheticTarget(spec.vocabulary, spec.context_length)
         self.projection = SyntheticProjection(version)
-        pages = config.kv_tokens // config.page_size
+        pages = (config.kv_tokens or KV_TOKENS) // config.page_size
         store = SyntheticRowStore(pages * config.page_size, spec.feature_width)
         holdings = KVCacheManager(
             pages=pages, page_size=config.page_size, most=config.max_sequences, store=store, keep_prefixes=False

