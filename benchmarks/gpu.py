@@ -1,9 +1,12 @@
-"""The Qwen3-8B shape with random weights on one big GPU, measured twice, and both say which.
+"""The Qwen3-8B shape with random weights on one big GPU, in three parts of at most ten minutes each.
 
     python -m benchmarks.gpu                   # needs CUDA; without it the rows say so
     python -m benchmarks.gpu --tiny            # a toy shape on any device: only shows that the program runs
-    python -m benchmarks.gpu --only engines    # where grpcio is not installed
+    python -m benchmarks.gpu --only steps      # one part of three; `engines` and `steps` need no grpcio
+    python -m benchmarks.gpu --out gpu.json    # keeps all rows, and the table of steps beside them (gpu.md)
 
+**steps**: what a step of 1 to 64 sequences and 1 to 512 tokens, a draft and the rule alone take, beside the least that
+reading weights and caches once could take here; with recorded passes and without, the rule compiled and not.
 **served**: a coordinator, a verifier and a drafter as processes of their own on this GPU, started by hand, clients over
 gRPC: tokens a second of 48 and 64 running streams behind 1k-token prompts, no prompt on its way in meanwhile. This is
 what a published serving figure compares with. **engines**: both engines in this process, taking turns as a round does,
@@ -16,17 +19,18 @@ Acceptance is forced (3.61 of 7), so the text means nothing. Nothing is download
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks import random_pair
+from benchmarks import gpu_steps, random_pair
 from benchmarks.forced import SLOTS, Forced
 from benchmarks.random_pair import TINY, PairShape
 from benchmarks.row import Row, note, only_rows
@@ -53,22 +57,63 @@ MOST_OVER_FLOOR = 1.3
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="a toy shape on any device")
-    parser.add_argument("--only", choices=["served", "engines"], help="one of the two")
+    parser.add_argument("--only", choices=["steps", "served", "engines"], help="one of the three")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="keep the rows as JSON")
+    parser.add_argument("--part-s", type=float, default=480.0, help="seconds after which steps leave the rest out")
     parser.add_argument("--page-size", type=int, default=256, help="token slots of a page")
     parser.add_argument("--no-graphs", action="store_true", help="launch every operation by itself")
     parser.add_argument("--json", action="store_true", help="print one JSON row per part")
     args = parser.parse_args(argv)
     only_rows()
-    code = 0
-    if args.only != "engines":
-        bar = f"above {SGLANG_TOK_S:,.0f} tok/s at 48 streams (SGLang, published)"
-        value, holds = _served(args) if _measurable(args) else ("no GPU", None)
-        code |= Row("B7 served", _name(args, "three services"), value, bar, holds).show(as_json=args.json)
-    if args.only != "served":
-        bar = f"one sequence's step within {MOST_OVER_FLOOR:g}x of reading the weights"
-        value, holds = _engines(args) if _measurable(args) else ("no GPU", None)
-        code |= Row("B7 engines", _name(args, "both engines in one process"), value, bar, holds).show(as_json=args.json)
-    return code
+    parts = {"steps": _steps_row, "served": _served_row, "engines": _engines_row}
+    rows = [make(args) for part, make in parts.items() if args.only in (None, part)]
+    if args.out is not None:
+        args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+    return max(row.show(as_json=args.json) for row in rows)
+
+
+def _steps_row(args: argparse.Namespace) -> Row:
+    lines = _steps(args) if _measurable(args) else []
+    if args.out is not None:
+        args.out.with_suffix(".md").write_text(gpu_steps.table(lines) + "\n", encoding="utf-8")
+    floors = [
+        line["over_floor"] for line in lines if line["part"] == "step" and line["sequences"] == line["tokens"] == 1
+    ]
+    holds = min(floors) <= MOST_OVER_FLOOR if floors and not args.tiny else None
+    bar = f"a step of one token within {MOST_OVER_FLOOR:g}x of reading weights and cache once"
+    value = {"device": _device_name(), "torch": torch.__version__, "lines": lines} if _measurable(args) else "no GPU"
+    return Row("B7 steps", _name(args, "the parts of a round"), value, bar, holds)
+
+
+def _steps(args: argparse.Namespace) -> list[dict[str, Any]]:
+    device, shape, context = _device(), _shape(args), 64 if args.tiny else CONTEXT
+    room = max(gpu_steps.TINY_SEQUENCES if args.tiny else gpu_steps.SEQUENCES) * (context + 64)
+
+    def both(graphs: bool) -> tuple[VerifyEngine, DraftEngine]:
+        told = argparse.Namespace(**{**vars(args), "no_graphs": not graphs})
+        return engines(shape, device, told, room)
+
+    return gpu_steps.measure(both, args, shape, device, context)
+
+
+def _served_row(args: argparse.Namespace) -> Row:
+    bar = f"above {SGLANG_TOK_S:,.0f} tok/s at 48 streams (SGLang, published)"
+    value, holds = _served(args) if _measurable(args) else ("no GPU", None)
+    return Row("B7 served", _name(args, "three services"), value, bar, holds)
+
+
+def _engines_row(args: argparse.Namespace) -> Row:
+    bar = f"one sequence's step within {MOST_OVER_FLOOR:g}x of reading the weights"
+    value, holds = _engines(args) if _measurable(args) else ("no GPU", None)
+    return Row("B7 engines", _name(args, "both engines in one process"), value, bar, holds)
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _shape(args: argparse.Namespace) -> PairShape:
+    return TINY if args.tiny else PairShape()
 
 
 def _measurable(args: argparse.Namespace) -> bool:
@@ -86,7 +131,7 @@ def _served(args: argparse.Namespace) -> tuple[Any, bool | None]:
     except ImportError as error:
         return f"not served: {error}", None
     with tempfile.TemporaryDirectory(prefix="dspark-random-") as folder:
-        pair = random_pair.write(TINY if args.tiny else PairShape(), Path(folder))
+        pair = random_pair.write(_shape(args), Path(folder))
         value = measure(pair, tiny=args.tiny, page_size=args.page_size, graphs=not args.no_graphs, mean=MEAN)
     value["device"] = _device_name()
     return value, None if args.tiny else value["48 streams"]["tok_s"] > SGLANG_TOK_S
@@ -103,8 +148,7 @@ def _device_name() -> str:
 
 def measure(args: argparse.Namespace) -> dict[str, object]:
     """Every point, one after the other, on the same two engines."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    shape = TINY if args.tiny else PairShape()
+    device, shape = _device(), _shape(args)
     counts = (2, 4) if args.tiny else (48, 64)
     context, rounds = (64, 4) if args.tiny else (CONTEXT, ROUNDS)
     verifier, drafter = engines(shape, device, args, max(counts) * (context + 8 * (rounds + 8)))
@@ -234,7 +278,7 @@ def alone(verifier: VerifyEngine, context: int, rounds: int, shape: PairShape) -
     model = verifier.target.model
     read = sum(p.numel() * p.element_size() for p in model.parameters()) - model.get_input_embeddings().weight.nbytes
     read += 2 * 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * context
-    rate = _bytes_per_second(verifier.device)
+    rate = gpu_steps.Clock(verifier.device, time.perf_counter() + 60.0).bytes_per_second()
     step = float(np.median(taken))
     return {
         "step_ms": round(1e3 * step, 3),
@@ -250,19 +294,6 @@ def _item(cursor: Cursor, anchor: int, block: Block) -> VerifyItem:
         raise RuntimeError(f"an empty block: {block.empty_reason.name}")
     q = SparseQ.of(np.array(ids, np.uint32)[:, None], np.ones((len(ids), 1), np.float32))
     return VerifyItem(cursor, anchor, ids, q)
-
-
-def _bytes_per_second(device: torch.device) -> float:
-    """What reading takes: a large sum, best of several."""
-    numbers = torch.ones((1 << 30) if device.type == "cuda" else (1 << 22), dtype=torch.int8, device=device).view(
-        torch.int64
-    )
-    best = float("inf")
-    for _ in range(10):
-        began = _now(device)
-        numbers.max()
-        best = min(best, _now(device) - began)
-    return numbers.nbytes / best
 
 
 def _now(device: torch.device) -> float:
