@@ -12,11 +12,13 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dspark.errors import CheckpointError
 
 REPLAYED_AT_MOST = 16  # tokens in front of a pass; more run by themselves, once
+_PLAIN = (int, float, str, type(None), torch.dtype, torch.device)
 _GROWING = {"keys", "values", "compressed_kv", "indexer_keys"}  # attributes that are replaced, never written into
 
 
@@ -77,6 +79,75 @@ def copied(cache: Any) -> Any:
     for name, value in vars(cache).items():
         setattr(made, name, [copied(layer) for layer in value] if name == "layers" else _copied(name, value))
     return made
+
+
+def form(cache: Any) -> Any:
+    """What caches have in common that can be joined: hashable; None where this one cannot be. Every tensor has the
+    sequence for its first axis then, or is one number, and everything else is equal."""
+    if cache is None:
+        return None
+    try:
+        found = type(cache), tuple((name, _form(name, value)) for name, value in vars(cache).items())
+        hash(found)
+    except (TypeError, ValueError):
+        return None
+    return found
+
+
+def _form(name: str, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        if value.dim() == 0:
+            return value.item()
+        if value.shape[0] != 1:
+            raise ValueError("no axis of sequences")
+        return tuple(value.shape), value.dtype
+    if isinstance(value, dict):
+        return tuple((key, _form("", part)) for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(form(part) if name == "layers" else _form("", part) for part in value)
+    return value if isinstance(value, _PLAIN) else id(value)
+
+
+def joined(caches: Sequence[Any]) -> Any:
+    """One cache of several sequences, of caches of one form."""
+    return _woven(caches, torch.cat)
+
+
+def parted(cache: Any, count: int) -> list[Any]:
+    """Each sequence's own again. Raises CheckpointError where that is not what the cache holds."""
+
+    def row(number: int) -> Any:
+        def pick(tensors: list[Tensor]) -> Tensor:
+            if len(tensors[0]) != count:
+                raise CheckpointError(f"a state of {count} sequences has a part of shape {tuple(tensors[0].shape)}")
+            return tensors[0][number : number + 1]
+
+        return _woven([cache], pick)
+
+    return [row(number) for number in range(count)]
+
+
+def _woven(caches: Sequence[Any], weave: Callable[[list[Tensor]], Tensor]) -> Any:
+    """A cache like the first one, with tensors made of those at the same place."""
+    made = copy.copy(caches[0])
+    for name in vars(made):
+        parts = [getattr(cache, name) for cache in caches]
+        if name == "layers":
+            setattr(made, name, [_woven(layers, weave) for layers in zip(*parts, strict=True)])
+        else:
+            setattr(made, name, _woven_value(parts, weave))
+    return made
+
+
+def _woven_value(values: list[Any], weave: Callable[[list[Tensor]], Tensor]) -> Any:
+    first = values[0]
+    if isinstance(first, Tensor):
+        return weave(values) if first.dim() else first
+    if isinstance(first, dict):
+        return {key: _woven_value([value[key] for value in values], weave) for key in first}
+    if isinstance(first, list | tuple):
+        return type(first)(_woven_value(list(parts), weave) for parts in zip(*values, strict=True))
+    return first
 
 
 def _copied(name: str, value: Any) -> Any:

@@ -134,8 +134,8 @@ def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps |
         if not isinstance(packed, str):
             return packed
         reason = packed
-    for single in (False, True):
-        stateful = StatefulRunner(target.model, taps, reason, single=single)
+    for single, together in ((False, True), (False, False), (True, False)):
+        stateful = StatefulRunner(target.model, taps, reason, single=single, together=together)
         problem = self_test.disagreement(stateful, cases)
         if problem is None:
             log.warning("verify.attention_path", path=stateful.path, make=stateful.make, reason=reason)

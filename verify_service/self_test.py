@@ -2,8 +2,8 @@
 
 Two random prompts go through the library's own forward one by one, then through the runner in chunks, side by side, on
 scattered slots, with a rolled-back draft in between. Where rotation depends on length, its border is lowered to lie
-between the two, and a third sequence crosses it with its answer, and with a draft before that. Equal up to rounding, or
-that runner is not used.
+between the two, and a third sequence crosses it with its answer, and with a draft before that. States that may be run
+as one are tried with two sequences of one length. Equal up to rounding, or that runner is not used.
 """
 
 from __future__ import annotations
@@ -66,10 +66,12 @@ def disagreement(runner: Runner, cases: list[Case]) -> str | None:
     try:
         with _around(runner.rotation):
             worst, scale = _run(runner, cases)
+            if runner.path == "stateful":
+                worst = max(worst, _side_by_side(runner, cases))
     except Exception as error:  # whatever a foreign model raises here means "not eligible"
         return f"{type(error).__name__}: {error}"[:300]
     finally:
-        for key in range(len(cases)):
+        for key in range(len(cases) + 2):
             runner.release(key)
         runner.reset()
     bound = _TOLERANCE.get(cases[0].logits.dtype, 1e-3) * max(scale, 1.0)
@@ -154,3 +156,19 @@ def _run(runner: Runner, cases: list[Case]) -> tuple[float, float]:
             worst = max(worst, float((logits - reference).abs().max()))
             scale = max(scale, float(reference.abs().max()))
     return worst, scale
+
+
+def _side_by_side(runner: Runner, cases: list[Case]) -> float:
+    """The largest difference where two sequences always stand alike, a draft that is taken back between."""
+    length = min(len(case.token_ids) for case in cases[:2])
+    worst, ready = 0.0, length - 4
+    for start, stop, wrong in ((0, ready, False), (ready, length, True), (ready, length, False)):
+        segments = []
+        for number, case in enumerate(cases[:2]):
+            ids = [(token + wrong) % case.logits.shape[-1] for token in case.token_ids[start:stop]]
+            segments.append(Segment(len(cases) + number, start, ids, range(stop), case.prompt))
+        logits = runner.run(segments, None).logits
+        if not wrong:
+            reference = torch.cat([case.logits[start:stop] for case in cases[:2]])
+            worst = max(worst, float((logits - reference).abs().nan_to_num(torch.inf).max()))
+    return worst

@@ -1,4 +1,8 @@
-"""One pass per sequence over the library's own state: slower than pages, and right for more models."""
+"""Passes over the library's own states: slower than pages, and right for more models.
+
+Sequences with as many tokens to run, and with states of one form, share a pass: those of state spaces always are of one
+form, keys only where contexts are equally long. All others have a pass of their own.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from torch import Tensor
 from dspark.errors import CheckpointError
 from dspark.model.target import TargetTaps, beyond_keys, cache_argument, returned_cache, takes_positions
 from verify_service import rotation
-from verify_service.kept_state import REPLAYED_AT_MOST, KeptState
+from verify_service.kept_state import REPLAYED_AT_MOST, KeptState, form, joined, parted
 from verify_service.kv_block_pool import Slots
 from verify_service.model_runner import Pass
 from verify_service.plan import Segment
@@ -26,8 +30,21 @@ class _Call(NamedTuple):
     cache: int  # which of the sequence's caches
 
 
+class _Ready(NamedTuple):
+    """A call whose state stands where its tokens begin, but for those that run again."""
+
+    call: _Call
+    state: KeptState
+    ids: list[int]  # with those
+    keep: list[int]  # of the new ones
+
+    @property
+    def before(self) -> int:
+        return len(self.ids) - self.call.own
+
+
 class StatefulRunner:
-    """One pass per segment; `single` where the model can go on from a state by one token only.
+    """`single` where the model can go on from a state by one token only, `together` where several states can be one.
 
     A model that computes its whole context again past a border (see `rotation`) has two caches per sequence around it:
     tokens before the border belong to the first, and those behind it to the second, which begins with all others.
@@ -35,15 +52,18 @@ class StatefulRunner:
 
     path = "stateful"
 
-    def __init__(self, model: Any, taps: TargetTaps | None, reason: str = "", *, single: bool = False) -> None:
+    def __init__(
+        self, model: Any, taps: TargetTaps | None, reason: str = "", *, single: bool = False, together: bool = False
+    ) -> None:
         use_own_attention(model)
         self.reason = reason
-        self.make = "library, token by token" if single else "library"
+        self.make = "library, token by token" if single else "library, together" if together else "library"
         self.device: torch.device = next(model.parameters()).device
         self.rotation = rotation.find(model)
         self._model, self._cache = model, cache_argument(model)
         self._positions = takes_positions(model)
         self._taps, self._single = taps, single
+        self._together = together and not single and self.rotation is None
         self._cut = beyond_keys(model) is None
         self._states: dict[int, dict[int, KeptState]] = {}
         self._token_ids: dict[int, list[int]] = {}  # of sequences that may have to be computed again
@@ -51,12 +71,7 @@ class StatefulRunner:
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:
         logits, taps = [], []
-        wanted = set(rows) if rows is not None else None
-        first = 0
-        for call in (call for segment in segments for call in self._calls(segment)):
-            keep = [j for j in range(call.own) if wanted is None or first + j in wanted]
-            first += call.own
-            made, tapped = self._run(call, keep)
+        for keep, (made, tapped) in self._ran(segments, None if rows is None else set(rows)):
             if keep:
                 logits.append(made)
             if tapped is not None:
@@ -79,8 +94,31 @@ class StatefulRunner:
         self._states.clear()
         self._token_ids.clear()
 
-    def _run(self, call: _Call, keep: list[int]) -> tuple[Tensor, Tensor | None]:
-        """Logits of the new tokens kept, or of one where there are none, and taps of all new ones."""
+    def _ran(
+        self, segments: Sequence[Segment], wanted: set[int] | None
+    ) -> Iterator[tuple[list[int], tuple[Tensor, Tensor | None]]]:
+        """(which new tokens are kept, their logits and taps of all) of every call, in order."""
+        first, ready = 0, list[_Ready]()
+        for call in (call for segment in segments for call in self._calls(segment)):
+            keep = [j for j in range(call.own) if wanted is None or first + j in wanted]
+            first += call.own
+            ready.append(self._ready(call, keep))
+            if not self._together:  # the next call may be of the same sequence
+                yield keep, self._alone(ready.pop())
+        groups: dict[Any, list[int]] = {}
+        for place, each in enumerate(ready):
+            kind = form(each.state.cache)
+            groups.setdefault((len(each.ids), kind, place if kind is None and each.state.length else -1), []).append(
+                place
+            )
+        made: dict[int, tuple[Tensor, Tensor | None]] = {}
+        for places in groups.values():
+            group = [ready[place] for place in places]
+            results = self._run_together(group) if len(group) > 1 else [self._alone(group[0])]
+            made |= dict(zip(places, results, strict=True))
+        yield from ((each.keep, made[place]) for place, each in enumerate(ready))
+
+    def _ready(self, call: _Call, keep: list[int]) -> _Ready:
         segment = call.segment
         state = self._state(segment.key, call.cache, segment.start)
         again = state.reach(segment.start)
@@ -89,10 +127,39 @@ class StatefulRunner:
             again = []
         if not again:
             state.hold()
-        ids = [*again, *segment.token_ids]
-        before = len(ids) - call.own
-        logits, taps = self._forward(state, segment, ids, [before + j for j in keep])
+        return _Ready(call, state, [*again, *segment.token_ids], keep)
+
+    def _alone(self, ready: _Ready) -> tuple[Tensor, Tensor | None]:
+        """Logits of the new tokens kept, or of one where there are none, and taps of all new ones."""
+        before = ready.before
+        logits, taps = self._forward(ready.state, ready.call.segment, ready.ids, [before + j for j in ready.keep])
         return logits, None if taps is None else taps[before:]
+
+    def _run_together(self, group: Sequence[_Ready]) -> list[tuple[Tensor, Tensor | None]]:
+        """The same of several whose states are of one form, in one call of the model."""
+        count, length = len(group), len(group[0].ids)
+        kept = sorted({each.before + j for each in group for j in each.keep}) or [length - 1]
+        told: dict[str, Any] = {}
+        if group[0].state.cache is not None:
+            told[self._cache] = joined([each.state.cache for each in group])
+        if self._positions:
+            starts = torch.tensor([each.state.length for each in group], device=self.device)
+            told["position_ids"] = starts[:, None] + torch.arange(length, device=self.device)
+        for each in group:
+            each.state.running()
+        output = self._model(
+            input_ids=torch.tensor([each.ids for each in group], device=self.device),
+            use_cache=True,
+            logits_to_keep=torch.tensor(kept, device=self.device),
+            **told,
+        )
+        taps = self._taps.collect() if self._taps is not None else None
+        made = []
+        for row, (each, cache) in enumerate(zip(group, parted(self._returned(output), count), strict=True)):
+            each.state.ran(each.ids, cache)
+            mine = [kept.index(each.before + j) for j in each.keep]
+            made.append((output.logits[row][mine], None if taps is None else taps[row, each.before :]))
+        return made
 
     def _forward(
         self, state: KeptState, segment: Segment, ids: Sequence[int], keep: list[int]
@@ -117,11 +184,14 @@ class StatefulRunner:
                 logits_to_keep=torch.tensor(keep or [len(ids) - 1], device=self.device),
                 **self._told(state, len(ids)),
             )
+        state.ran(ids, self._returned(output))
+        return output.logits[0], self._taps.collect()[0] if self._taps is not None else None
+
+    def _returned(self, output: Any) -> Any:
         cache = returned_cache(output)
         if cache is None:
             raise CheckpointError(f"{type(self._model).__name__} keeps its state where nothing can take tokens back")
-        state.ran(ids, cache)
-        return output.logits[0], self._taps.collect()[0] if self._taps is not None else None
+        return cache
 
     def _told(self, state: KeptState, count: int) -> dict[str, Any]:
         """Where the tokens of a call stand, and what is before them."""

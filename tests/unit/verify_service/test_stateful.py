@@ -130,3 +130,60 @@ def test_what_lies_before_the_last_block_is_refused() -> None:
     run(runner, 20, text)
     with pytest.raises(CheckpointError, match="kept from 20 on, cannot be at 10"):
         run(runner, 10, text)
+
+
+def calls_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sequences in each call of the model from now on."""
+    seen: list[int] = []
+    forward = model.forward
+
+    def counted(*args: Any, **told: Any) -> Any:
+        seen.append(len(told["input_ids"]))
+        return forward(*args, **told)
+
+    monkeypatch.setattr(model, "forward", counted)
+    return seen
+
+
+def test_states_of_one_form_share_a_pass_and_say_what_each_says_alone(
+    model: tuple[Any, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, single = model
+    taps = TargetTaps(target, (1, 3)).attach()
+    runner = StatefulRunner(target, taps, single=single, together=True)
+    seen = calls_of(target, monkeypatch)
+    texts = {key: prompt(PROMPT, 30 + key) for key in range(3)}
+    for rounds in range(4):
+        blocks = {key: [*text, *prompt(BLOCK, 40 + 10 * rounds + key)] for key, text in texts.items()}
+        starts = {key: len(text) if rounds else 0 for key, text in texts.items()}
+        made = runner.run([Segment(key, starts[key], ids[starts[key] :], ()) for key, ids in blocks.items()], None)
+        first = 0
+        for key, ids in blocks.items():
+            count = len(ids) - starts[key]
+            whole = plain_taps(target, taps, ids)
+            torch.testing.assert_close(made.logits[first : first + count], whole[0][starts[key] :], **CLOSE)
+            assert made.taps is not None
+            torch.testing.assert_close(made.taps[first : first + count], whole[1][starts[key] :], rtol=1e-4, atol=2e-2)
+            first += count
+        # All of a draft is taken back alike, then some more than others: other tokens run again, in other passes.
+        texts = {key: ids[: len(texts[key]) + 3 + (key if rounds == 2 else 0)] for key, ids in blocks.items()}
+    together = [count for count in seen if count > 1]
+    assert together == [] if single else together.count(3) >= 3
+
+
+def plain_taps(model: Any, taps: TargetTaps, ids: list[int]) -> tuple[Tensor, Tensor]:
+    return plain(model, ids), taps.collect()[0]
+
+
+def test_sequences_of_a_state_space_share_a_pass_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = model_of(FAMILIES["mamba2"])
+    runner = StatefulRunner(target, None, together=True)
+    texts = {key: prompt(9 + 7 * key, key) for key in range(4)}
+    for key, ids in texts.items():
+        runner.run([Segment(key, 0, ids, ())], [])
+    seen = calls_of(target, monkeypatch)
+    after = {key: [*ids, *prompt(2, 50 + key)] for key, ids in texts.items()}
+    made = runner.run([Segment(key, len(texts[key]), ids[-2:], ()) for key, ids in after.items()], None)
+    assert seen == [4]
+    wanted = torch.cat([plain(target, ids)[-2:] for ids in after.values()])
+    torch.testing.assert_close(made.logits, wanted, **CLOSE)
