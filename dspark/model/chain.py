@@ -52,7 +52,9 @@ class ChainDrafter(VocabularyEnds):
     def _make_chain(self, config: DrafterConfig, *, in_size: int) -> None:
         self._make_ends(config)
         self.layers = nn.ModuleList([build_layer(config, in_size=in_size)])
-        self.rotary = RotaryTable(head_dim=config.head_dim, theta=config.rope_theta, fraction=config.rotary_fraction)
+        self.rotary = RotaryTable(
+            head_dim=config.head_dim, theta=config.rope_theta, fraction=config.rotary_fraction, yarn=config.yarn
+        )
 
     @property
     def layer(self) -> DraftLayer:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dspark.model.config_keys import CONFIG_NAME as CONFIG_NAME
+from dspark.model.yarn import Yarn
 
 HeadType = Literal["none", "vanilla", "gated", "rnn"]
 Kind = Literal["block", "eagle3", "mtp", "lm"]
@@ -60,6 +61,7 @@ class DrafterConfig:
     num_anchors: int = 512  # training only
     step_loss_decay: float = 0.8  # training only, of families that draft one by one
     rotary_fraction: float = 1.0  # of the pairs of a head that rotate, from the fastest on
+    yarn: Yarn | None = None  # rotation of contexts longer than those the layers were trained on
     interleaved: bool = False  # of a file alone: pairs are neighbours; loaders reorder the weights
     attention_k_eq_v: bool = False  # values come from the key projection
     logit_softcap: float | None = None  # c: logits are c tanh(z / c)

@@ -9,6 +9,7 @@ from typing import Any
 
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.config_keys import Keys, positive, show
+from dspark.model.yarn import read_yarn
 
 # What a setting says where pairs are neighbours; without any of them they lie half a head apart.
 NEIGHBOURS = {"rope_is_neox_style": False, "is_neox_style": False, "rope_interleave": True, "rope_interleaved": True}
@@ -50,7 +51,7 @@ def _qwen3(keys: Keys) -> dict[str, Any]:
         "num_attention_heads": keys.count("num_attention_heads"),
         "num_key_value_heads": keys.count("num_key_value_heads"),
         "head_dim": keys.count("head_dim"),
-        "rope_theta": _rope_theta(keys.raw),
+        **_rope(keys),
         "interleaved": _interleaved(keys),
     }
 
@@ -88,7 +89,9 @@ def layer_keys(raw: dict[str, Any]) -> dict[str, Any]:
             "hidden_act": "silu",
             "num_key_value_heads": raw["num_key_value_heads"],
             "head_dim": raw["head_dim"],
-            "rope_parameters": {"rope_theta": raw["rope_theta"], "rope_type": "default"},
+            "rope_parameters": {"rope_theta": raw["rope_theta"], "rope_type": "default"}
+            if raw["yarn"] is None
+            else {"rope_theta": raw["rope_theta"], "rope_type": "yarn", **raw["yarn"]},
         }
     full = {
         "rope_theta": raw["rope_theta"],
@@ -120,18 +123,23 @@ def _interleaved(keys: Keys) -> bool:
     return any(said.values())
 
 
-def _rope_theta(raw: dict[str, Any]) -> float:
-    """Current files keep RoPE in `rope_parameters`, older ones in a bare `rope_theta`."""
-    parameters = raw.get("rope_parameters")
+def _rope(keys: Keys) -> dict[str, Any]:
+    """Current files keep RoPE in `rope_parameters`, older ones in a bare `rope_theta` with `rope_scaling` beside it."""
+    raw = keys.raw
+    where = "rope_scaling" if raw.get("rope_parameters") is None else "rope_parameters"
+    parameters = raw.get(where)
     if parameters is None:
-        if raw.get("rope_scaling") is not None:
-            raise CheckpointError(f"rope_scaling: {show(raw['rope_scaling'])} is not supported")
-        return positive("rope_theta", raw.get("rope_theta"))
+        return {"rope_theta": positive("rope_theta", raw.get("rope_theta"))}
     if not isinstance(parameters, dict):
-        raise CheckpointError(f"rope_parameters: expected an object, found {show(parameters)}")
-    if (kind := parameters.get("rope_type", "default")) != "default":
-        raise CheckpointError(f"rope_parameters.rope_type: {show(kind)} is not supported")
-    return positive("rope_parameters.rope_theta", parameters.get("rope_theta"))
+        raise CheckpointError(f"{where}: expected an object, found {show(parameters)}")
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind not in ("default", "yarn"):
+        raise CheckpointError(f"{where}.rope_type: {show(kind)} is not supported")
+    inside = parameters.get("rope_theta")
+    told = (f"{where}.rope_theta", inside) if where == "rope_parameters" else ("rope_theta", raw.get("rope_theta"))
+    theta = positive(*told)
+    longest = keys.count("max_position_embeddings")
+    return {"rope_theta": theta, "yarn": read_yarn(parameters, where, longest) if kind == "yarn" else None}
 
 
 def _proportional_rope(raw: dict[str, Any]) -> tuple[float, float]:

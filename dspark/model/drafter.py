@@ -64,7 +64,9 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
 
     def _make_layers(self, config: DrafterConfig) -> None:
         self.layers = nn.ModuleList(build_layer(config) for _ in range(config.num_hidden_layers))
-        self.rotary = RotaryTable(head_dim=config.head_dim, theta=config.rope_theta, fraction=config.rotary_fraction)
+        self.rotary = RotaryTable(
+            head_dim=config.head_dim, theta=config.rope_theta, fraction=config.rotary_fraction, yarn=config.yarn
+        )
 
     # -- serving --------------------------------------------------------------------------
 

@@ -26,7 +26,9 @@ class LanguageDrafter(VocabularyEnds):
         super().__init__(feature_size=0, width=0, target_layer_ids=())
         self._make_ends(config)
         self.layers = nn.ModuleList(build_layer(config) for _ in range(config.num_hidden_layers))
-        self.rotary = RotaryTable(head_dim=config.head_dim, theta=config.rope_theta, fraction=config.rotary_fraction)
+        self.rotary = RotaryTable(
+            head_dim=config.head_dim, theta=config.rope_theta, fraction=config.rotary_fraction, yarn=config.yarn
+        )
         self.requires_grad_(True)
         self.tie()
 

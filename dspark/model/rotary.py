@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dspark.model.yarn import Yarn
+
 
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last axis; the mean square is taken in fp32."""
@@ -42,11 +44,16 @@ class RotaryTable:
     pairs rotates, the fastest ones; the others stand still.
     """
 
-    def __init__(self, *, head_dim: int, theta: float, fraction: float = 1.0) -> None:
+    def __init__(self, *, head_dim: int, theta: float, fraction: float = 1.0, yarn: Yarn | None = None) -> None:
         self.half = head_dim // 2
         exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").float() / head_dim
         self.inv_freq = 1.0 / (theta**exponents)  # [hd/2]
         self.inv_freq[int(fraction * head_dim // 2) :] = 0.0
+        if yarn is not None:
+            low, high = yarn.mixed(head_dim, theta)
+            slow = ((torch.arange(self.half, device="cpu").float() - low) / (high - low or 0.001)).clamp(0.0, 1.0)
+            self.inv_freq = self.inv_freq / yarn.factor * slow + self.inv_freq * (1.0 - slow)
+        self._scale = 1.0 if yarn is None else yarn.attention_factor
         self.table = torch.empty(0, 2 * self.half, device="cpu")  # [P, cos | sin]
 
     def at(self, positions: Tensor, *, longest: int) -> Tensor:
@@ -59,7 +66,7 @@ class RotaryTable:
         # Ordinary tensors even when built on the serving path: training may use them later.
         with torch.inference_mode(mode=False), torch.no_grad():
             angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), self.inv_freq.to(device))
-            self.table = torch.cat((angles.cos(), angles.sin()), dim=-1)
+            self.table = torch.cat((angles.cos(), angles.sin()), dim=-1) * self._scale
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:

@@ -74,7 +74,8 @@ def _rotation(shape: DrafterConfig) -> str:
     else:
         how = "pairs half a head apart"
     part = f", {shape.rotary_fraction:g} of them" if shape.rotary_fraction < 1 else ""
-    return f"{how}{part}, base {shape.rope_theta:g}"
+    longer = "" if shape.yarn is None else f", yarn of {shape.yarn.factor:g}"
+    return f"{how}{part}, base {shape.rope_theta:g}{longer}"
 
 
 def _tables(shape: DrafterConfig, absent: list[str], target: str | None) -> str:

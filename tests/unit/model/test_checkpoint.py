@@ -171,7 +171,11 @@ def test_pickles_are_refused_by_name(folder: Path, name: str) -> None:
         ({"markov_rank": 0}, "confidence_head_with_markov: true needs"),
         ({"enable_confidence_head": 1}, "enable_confidence_head: .*found 1"),
         ({"rms_norm_eps": 0}, "rms_norm_eps"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, 'rope_parameters.rope_type: "yarn"'),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1.0}}, 'rope_parameters.rope_type: "longrope"'),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
+            "rope_parameters.original_max_position_embeddings",
+        ),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters.rope_theta"),
         ({"layer_types": ["sliding_attention"] * 2}, "layer_types"),
         ({"attention_bias": True}, "attention_bias: expected false"),
