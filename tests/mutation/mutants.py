@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutation.answers import ANSWERS
+from tests.mutation.at_once import AT_ONCE
 from tests.mutation.conformance import CONFORMANCE
 from tests.mutation.grammars import GRAMMARS
 from tests.mutation.journal import JOURNALS
@@ -17,6 +18,7 @@ from tests.mutation.stream_mutants import STREAMS
 
 LISTS = {
     "rules": RULES,
+    "at once": AT_ONCE,
     "rounds": ROUNDS,
     "streams": STREAMS,
     "lanes": LANES,

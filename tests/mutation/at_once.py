@@ -1,0 +1,44 @@
+"""Bugs of the rules as tensors alone, which judge on cards."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import in_file
+
+A = "tests/unit/decoding/test_judge_at_once.py"
+SAME = (f"{A}::test_verdicts_are_those_of_the_rules_on_the_host",)
+SENT = (f"{A}::test_a_slot_that_its_q_cannot_give_counts_as_not_sent",)
+
+AT_ONCE = [
+    *in_file(
+        "dspark/decoding/at_once.py",
+        ("greedy keeps a token behind a wrong one", "matched.long().cumprod(dim=-1)", "matched.long()", SAME),
+        ("slots of nobody are matched", " & (slots < at.lengths.unsqueeze(-1))\n    accepted", "\n    accepted", SAME),
+        ("a token that its q cannot give may be kept", "possible = (q > 0) & ", "possible = ", SENT),
+        (
+            "the token rule keeps a token behind a rejected one",
+            "& counts).long().cumprod(dim=-1)",
+            "& counts).long()",
+            SAME,
+        ),
+        (
+            "the residual forgets what the block is worth",
+            "last = _at(probs, accepted) * weight",
+            "last = _at(probs, accepted) * weight.clamp(min=1.0)",
+            SAME,
+        ),
+        ("q is taken off behind whole blocks", " * stopped.unsqueeze(-1)", "", SAME),
+        ("the last candidate is judged like the others", "(slots == counting - 1) | (later <= 0)", "later <= 0", SAME),
+        (
+            "the shortest candidate is kept",
+            "(heads * (slots + 1)).amax(dim=-1)",
+            "heads.long().cumprod(dim=-1).sum(dim=-1)",
+            SAME,
+        ),
+    ),
+    *in_file(
+        "dspark/decoding/judge_at_once.py",
+        ("draft and acceptance share noise", "coins(Purpose.ACCEPT,", "coins(Purpose.DRAFT,", SAME),
+        ("emissions of an anchor share a coin", "slots[: length + 1] + 1 for", "slots[: length + 1] * 0 + 1 for", SAME),
+        ("rows of short blocks run on into their neighbours'", "np.minimum(slots, reach)", "slots", SAME),
+    ),
+]
