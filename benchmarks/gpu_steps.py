@@ -11,6 +11,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -91,9 +92,7 @@ def steps(verifier: VerifyEngine, clock: Clock, rate: float, context: int, *, ti
                 for n in range(count):
                     verifier.rewind(n, context)
 
-            step_s = clock.median_s(
-                lambda items=items: verifier.judge_cohort(items), rewind, times=TINY_TIMES if tiny else TIMES
-            )
+            step_s = clock.median_s(partial(verifier.judge_cohort, items), rewind, times=TINY_TIMES if tiny else TIMES)
             floor_s = (weights + count * context * key_value) / rate
             yield _line("step", count, count * tokens, step_s, floor_s)
         for n in range(count):
@@ -119,7 +118,7 @@ def drafts(drafter: DraftEngine, clock: Clock, rate: float, context: int, *, tin
                 raise RuntimeError(problem.message)
             drafter.ingest(n, 1, 0, [0] * context, torch.ones(context, drafter.drafter.config.hidden_size))
             items.append(DraftItem(cursor, 0, context, GREEDY))
-        draft_s = clock.median_s(lambda items=items: drafter.draft(items), times=TINY_TIMES if tiny else TIMES)
+        draft_s = clock.median_s(partial(drafter.draft, items), times=TINY_TIMES if tiny else TIMES)
         yield _line("draft", count, count * SLOTS, draft_s, weights / rate)
         for n in range(count):
             drafter.release(n, 1)
@@ -136,7 +135,7 @@ def rules(clock: Clock, vocabulary: int, *, tiny: bool, compiled: bool) -> Itera
             if clock.over:
                 return
             taken = clock.median_s(
-                lambda way=way, logits=logits, cases=cases: judge_at_once(logits, cases, ratio=way),
+                partial(judge_at_once, logits, cases, ratio=way),
                 times=TINY_TIMES if tiny else TIMES,
             )
             yield _line(name, count, len(logits), taken, 0.0)

@@ -101,7 +101,7 @@ def _entries(cases: Sequence[PackedCase], inside: npt.NDArray[np.bool_], widest:
 def _parts(device: torch.device, *arrays: npt.NDArray[Any]) -> list[Tensor]:
     """Arrays of one type on the device, by one copy."""
     flat = sent(np.concatenate([each.ravel() for each in arrays]), device)
-    made = flat.split([each.size for each in arrays])
+    made = torch.split(flat, [each.size for each in arrays])
     return [part.view(each.shape) for part, each in zip(made, arrays, strict=True)]
 
 
