@@ -278,7 +278,7 @@ def alone(verifier: VerifyEngine, context: int, rounds: int, shape: PairShape) -
     model = verifier.target.model
     read = sum(p.numel() * p.element_size() for p in model.parameters()) - model.get_input_embeddings().weight.nbytes
     read += 2 * 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * context
-    rate = gpu_steps.Clock(verifier.device, time.perf_counter() + 60.0).bytes_per_second()
+    rate = gpu_steps.DeviceClock(verifier.device, time.perf_counter() + 60.0).bytes_per_second()
     step = float(np.median(taken))
     return {
         "step_ms": round(1e3 * step, 3),

@@ -36,7 +36,7 @@ TIMES, TINY_TIMES, SPARED = 30, 3, 3
 
 
 @dataclass
-class Clock:
+class DeviceClock:
     """Waits for a device, and says when a part of the program has had its time."""
 
     device: torch.device
@@ -71,7 +71,9 @@ class Clock:
         return numbers.nbytes / min(self.median_s(numbers.max, times=1) for _ in range(8))
 
 
-def steps(verifier: VerifyEngine, clock: Clock, rate: float, context: int, *, tiny: bool) -> Iterator[dict[str, Any]]:
+def steps(
+    verifier: VerifyEngine, clock: DeviceClock, rate: float, context: int, *, tiny: bool
+) -> Iterator[dict[str, Any]]:
     """A line for every (sequences, tokens of each), as far as there is time."""
     model = verifier.target.model
     weights = sum(p.numel() * p.element_size() for p in model.parameters()) - model.get_input_embeddings().weight.nbytes
@@ -105,7 +107,9 @@ def _item(sequence: int, context: int, tokens: int) -> VerifyItem:
     return VerifyItem(Cursor(sequence, 1, 1, context + 1), 0, ids, q)
 
 
-def drafts(drafter: DraftEngine, clock: Clock, rate: float, context: int, *, tiny: bool) -> Iterator[dict[str, Any]]:
+def drafts(
+    drafter: DraftEngine, clock: DeviceClock, rate: float, context: int, *, tiny: bool
+) -> Iterator[dict[str, Any]]:
     """A line for every number of sequences."""
     weights = sum(p.numel() * p.element_size() for p in drafter.drafter.parameters())
     for count in TINY_SEQUENCES if tiny else SEQUENCES:
@@ -124,7 +128,7 @@ def drafts(drafter: DraftEngine, clock: Clock, rate: float, context: int, *, tin
             drafter.release(n, 1)
 
 
-def rules(clock: Clock, vocabulary: int, *, tiny: bool, compiled: bool) -> Iterator[dict[str, Any]]:
+def rules(clock: DeviceClock, vocabulary: int, *, tiny: bool, compiled: bool) -> Iterator[dict[str, Any]]:
     """The rules alone, over logits that nobody computed; with `torch.compile`, too, if that is asked for."""
     ways = {"rule": at_once.ratio} | ({"rule, compiled": torch.compile(at_once.ratio)} if compiled else {})
     for count in TINY_SEQUENCES if tiny else SEQUENCES:
@@ -165,7 +169,7 @@ def measure(
     context: int,
 ) -> list[dict[str, Any]]:
     """Lines of the table. engines: with recorded passes or without."""
-    clock = Clock(device, time.perf_counter() + args.part_s)
+    clock = DeviceClock(device, time.perf_counter() + args.part_s)
     rate, lines = clock.bytes_per_second(), list[dict[str, Any]]()
     note(f"reads {rate / 1e12:.3f} TB/s")
     on_card = device.type == "cuda"

@@ -53,7 +53,7 @@ def greedy(logits: Tensor, at: Given) -> Decision:
 def ratio(logits: Tensor, at: Given, laws: LawColumns) -> Decision:
     """logits [T, V], shaped; laws: a row for each of m * (L + 1), or one."""
     m, longest = at.drafted.shape
-    probs = distribution(logits[at.rows].flatten(0, 1), laws, waits=False).unflatten(0, (m, longest + 1))
+    probs = distribution(logits[at.rows].flatten(0, 1), laws, waits=False).view(m, longest + 1, -1)
     p = probs[:, :-1].gather(-1, at.q_ids)
     own = (at.q_ids == at.drafted.unsqueeze(-1)) & (at.q_probs > 0)
     q, mine = (torch.where(own, part, 0.0).sum(dim=-1) for part in (at.q_probs, p))

@@ -6,13 +6,14 @@ from tests.mutation.mutant import in_file
 
 A = "tests/unit/decoding/test_judge_at_once.py"
 SAME = (f"{A}::test_verdicts_are_those_of_the_rules_on_the_host",)
+LIKED = (f"{A}::test_blocks_that_the_target_likes_are_kept_as_far_as_on_the_host",)
 SENT = (f"{A}::test_a_slot_that_its_q_cannot_give_counts_as_not_sent",)
 
 AT_ONCE = [
     *in_file(
         "dspark/decoding/at_once.py",
         ("greedy keeps a token behind a wrong one", "matched.long().cumprod(dim=-1)", "matched.long()", SAME),
-        ("slots of nobody are matched", " & (slots < at.lengths.unsqueeze(-1))\n    accepted", "\n    accepted", SAME),
+        ("slots of nobody are matched", " & (slots < at.lengths.unsqueeze(-1))\n    accepted", "\n    accepted", LIKED),
         ("a token that its q cannot give may be kept", "possible = (q > 0) & ", "possible = ", SENT),
         (
             "the token rule keeps a token behind a rejected one",
@@ -24,10 +25,10 @@ AT_ONCE = [
             "the residual forgets what the block is worth",
             "last = _at(probs, accepted) * weight",
             "last = _at(probs, accepted) * weight.clamp(min=1.0)",
-            SAME,
+            LIKED,
         ),
-        ("q is taken off behind whole blocks", " * stopped.unsqueeze(-1)", "", SAME),
-        ("the last candidate is judged like the others", "(slots == counting - 1) | (later <= 0)", "later <= 0", SAME),
+        ("q is taken off behind whole blocks", " * stopped.unsqueeze(-1)", "", LIKED),
+        ("the last candidate is judged like the others", "(slots == counting - 1) | (later <= 0)", "later <= 0", LIKED),
         (
             "the shortest candidate is kept",
             "(heads * (slots + 1)).amax(dim=-1)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,36 @@ def pass_of(
 def test_verdicts_are_those_of_the_rules_on_the_host(seed: int) -> None:
     logits, cases = pass_of(seed)
     assert judge_at_once.judge_at_once(logits, cases) == judge(logits, cases)
+
+
+def likely(seed: int) -> tuple[torch.Tensor, list[PackedCase]]:
+    """The same of drafts that the target likes: whole blocks are kept, and blocks are cut in the middle."""
+    draw, (logits, cases) = np.random.default_rng(seed), pass_of(seed, LAWS[:4], slots=3)
+    logits[:, 0] += 4.0 * (seed % 2)
+    made = []
+    for case in cases:
+        length = len(case.draft_ids)
+        if not length:
+            made.append(case)
+            continue
+        rows = logits[case.first_row : case.first_row + length].double()
+        ids = rows.topk(6).indices
+        probs = torch.softmax(rows.gather(-1, ids) + torch.from_numpy(draw.normal(0.0, 0.5, (length, 6))), -1).float()
+        own = [
+            int(draw.choice(mine, p=p / p.sum())) for mine, p in zip(ids.numpy(), probs.double().numpy(), strict=True)
+        ]
+        made.append(replace(case, draft_ids=own, q=SparseQ.of(ids.numpy().astype(np.uint32), probs.numpy())))
+    return logits, made
+
+
+def test_blocks_that_the_target_likes_are_kept_as_far_as_on_the_host() -> None:
+    kept: Counter[int] = Counter()
+    for seed in range(250):
+        logits, cases = likely(seed)
+        found = judge_at_once.judge_at_once(logits, cases)
+        assert found == judge(logits, cases)
+        kept.update(accepted for accepted, _ in found)
+    assert min(kept[length] for length in range(4)) > 50
 
 
 def test_a_slot_that_its_q_cannot_give_counts_as_not_sent() -> None:
