@@ -1,7 +1,8 @@
 """Calls of tools in the text of an answer, read as it comes.
 
-A call whose name is known is told at once, and its arguments as they are written, letter by letter. What only looked
-like a call is text, as it was written.
+A call is told as soon as its name is known and its arguments begin, and these as they are written, letter by letter.
+What only looked like a call is text, as it was written. Every character is looked at once, and what is told does not
+depend on how the text is cut.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import re
 import secrets
 from typing import NamedTuple
 
-from coordinator.http.tools import Format
+from coordinator.http.objects import JsonKeys, JsonValue
+from coordinator.http.tools import NAME, Format
 
-MOST = 1 << 20  # characters of one call
-_DECODER = json.JSONDecoder()
+MOST = 1 << 20  # characters of a call that is not told yet
+_HEAD = 256  # characters of a name and what stands around it
+_BLANK = 64  # characters of white space that are held back where a call may follow
 
 
 class Part(NamedTuple):
@@ -32,148 +35,197 @@ class CallReader:
 
     def __init__(self, form: Format) -> None:
         self._form = form
-        key = re.escape(form.parameters)
-        self._head = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"' + key + r'"\s*:\s*(?=\{)')
+        self._marks = (form.trigger, *form.around) if form.marked else ()
+        self._any = re.compile("|".join(map(re.escape, self._marks)))
         self._held = ""  # not told yet
-        self._inside = False  # behind a trigger
-        self._written: _Arguments | None = None  # of a call that is being told
-        self._said = False  # any text was told
+        self._said = False  # any text was told since the last call
+        # Where calls have no mark of their own the whole answer is one, or none is.
+        self._call: _Call | None = None if self._marks else _Call(form)
+        self._tail = False  # behind a call
         self.calls = 0
 
     def push(self, text: str) -> list[Part]:
         """What is known by now."""
         self._held += text
         parts: list[Part] = []
-        while (part := self._step()) is not None:
-            if part != Part():
-                parts.append(part)
+        while self._held and self._step(parts):
+            continue
         return parts
 
     def close(self) -> list[Part]:
         """What is left at the end of the answer."""
-        parts = []
-        if self._inside and self._written is None:
-            parts = self._whole(self._held)
-            self._held = "" if parts else (self._trigger + self._held)
-        if self._held and self._written is None and (self._held.strip() or not self.calls):
-            parts.append(Part(text=self._held))
+        parts: list[Part] = []
+        if self._call is not None and not self._call.told:
+            self._held = self._call.written + self._held
+        elif self._call is not None or self._tail:
+            self._held = ""
+        if self._held.strip() or not self.calls:
+            self._say(self._held, parts)
         self._held = ""
         return parts
 
-    @property
-    def _trigger(self) -> str:
-        """What was taken off where a call began; where the JSON is the trigger, nothing."""
-        return self._form.trigger if self._form.close else ""
+    def _step(self, parts: list[Part]) -> bool:
+        """Goes on; returns whether it may go on further with the text there is."""
+        if self._call is not None:
+            return self._in_call(self._call, parts)
+        return self._behind_call() if self._tail else self._in_text(parts)
 
-    def _step(self) -> Part | None:
-        """The next part; an empty one where only the state has changed; None where more text is needed."""
-        if self._written is not None:
-            return self._go_on(self._written)
-        return self._call() if self._inside else self._text()
+    def _in_text(self, parts: list[Part]) -> bool:
+        found = self._any.search(self._held) if self._marks else None
+        if found is not None:
+            self._say(self._held[: found.start()].rstrip("\n"), parts)
+            self._held = self._held[found.end() :]
+            if found[0] == self._form.trigger:
+                self._call = _Call(self._form)
+            return True
+        keep = max((_overlap(self._held, mark) for mark in self._marks), default=0)
+        # White space before a call is none of the answer.
+        blank = "\n" if self._said or not self.calls else " \t\r\n"
+        while self._marks and keep < min(len(self._held), _BLANK) and self._held[-keep - 1] in blank:
+            keep += 1
+        self._say(self._held[: len(self._held) - keep], parts)
+        self._held = self._held[len(self._held) - keep :]
+        return False
 
-    def _text(self) -> Part | None:
-        trigger = self._form.trigger
-        at = self._begins()
-        if at is not None:
-            before, rest = self._held[:at], self._held[at:]
-            self._inside, self._held = True, rest[len(self._trigger) :]
-            return self._said_text(before.rstrip("\n") if self._form.close else before)
-        keep = _overlap(self._held, trigger) if self._form.close or not self._said else 0
-        while self._form.close and keep < len(self._held) and self._held[-keep - 1] == "\n":
-            keep += 1  # lines before a call are none of the answer
-        told, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return self._said_text(told) if told else None
-
-    def _begins(self) -> int | None:
-        """Where a call does. Without a mark of its own it is the whole answer."""
-        if self._form.close:
-            at = self._held.find(self._form.trigger)
-            return at if at >= 0 else None
-        begins = re.match(r'\s*\{\s*"name"\s*:', self._held) if not self._said and not self.calls else None
-        return 0 if begins else None
-
-    def _said_text(self, text: str) -> Part:
+    def _say(self, text: str, parts: list[Part]) -> None:
         text = text if self._said or self.calls else text.lstrip("\n")
-        if self.calls and not text.strip():
-            return Part()  # white space between calls
-        self._said |= bool(text)
-        return Part(text=text)
+        if text and (self._said or not self.calls or text.strip()):
+            self._said = True
+            parts.append(Part(text=text))
 
-    def _call(self) -> Part | None:
-        head = self._head.match(self._held)
-        if head is not None:
-            name = json.loads(head[1], strict=False)
-            self._held = self._held[head.end() :]
-            self._written = _Arguments()
+    def _in_call(self, call: _Call, parts: list[Part]) -> bool:
+        told = call.told
+        used, arguments = call.read(self._held)
+        self._held = self._held[used:]
+        if call.told and not told:
             self.calls += 1
-            return Part(call=self.calls - 1, name=name, id=new_call_id())
-        end = self._held.find(self._form.close) if self._form.close else -1
-        if end < 0 and len(self._held) <= MOST:
-            return None
-        body, rest = (self._held[:end], self._held[end + len(self._form.close) :]) if end >= 0 else (self._held, "")
-        self._inside, self._held = False, rest
-        whole = self._whole(body)
-        if whole:
-            return whole[0]
-        return self._said_text(self._trigger + body + (self._form.close if end >= 0 else ""))
+            self._said = False
+            parts.append(Part(call=self.calls - 1, name=call.name, id=new_call_id(self._form)))
+        if arguments:
+            parts.append(Part(call=self.calls - 1, arguments=arguments))
+        if not call.over:
+            return False
+        self._call, self._tail = None, call.told
+        if not call.told:
+            self._say(call.written, parts)
+        return True
 
-    def _go_on(self, written: _Arguments) -> Part | None:
-        taken = written.take(self._held)
-        told, self._held = self._held[:taken], self._held[taken:]
-        if told:
-            return Part(call=self.calls - 1, arguments=told)
-        if not written.over:
-            return None
-        close = "}" + self._form.close
-        rest = re.match(r"\s*\}\s*" + re.escape(self._form.close), self._held)
-        if rest is None and len(self._held) < len(close) + 64 and not self._held.strip().strip("}"):
-            return None  # its end is on its way
-        if rest is None and self._form.close.startswith(self._held.strip().removeprefix("}").strip()):
-            return None
-        self._held = self._held[rest.end() :] if rest is not None else self._held
-        self._written, self._inside = None, False
-        return Part()
+    def _behind_call(self) -> bool:
+        """Takes off what closes a call."""
+        form, rest = self._form, self._held.lstrip()
+        if form.parted and rest[:1] == form.parted:
+            self._tail, self._call, self._held = False, _Call(form), rest[1:]
+        elif form.close and rest.startswith(form.close):
+            self._tail, self._held = False, rest[len(form.close) :]
+        elif form.close.startswith(rest) and len(self._held) < len(form.close) + _BLANK:
+            return False  # it is on its way
+        else:
+            self._tail = False
+        return True
 
-    def _whole(self, body: str) -> list[Part]:
-        """A call whose keys stand in another order; nothing where it is none."""
+
+class _Call:
+    """One that is being read. over: it has ended, or is none."""
+
+    def __init__(self, form: Format) -> None:
+        self._form = form
+        self._before = [form.trigger] if form.marked else []  # all that was read, until it is told
+        self._size = 0
+        self._head = ""  # of a name that stands before its arguments
+        self._keys = JsonKeys() if form.parameters else None
+        self._values: dict[str, list[str]] = {"name": [], form.parameters: []}  # those of a call that is one object
+        self._value: JsonValue | None = None  # arguments that stand by themselves
+        self._ready = self._whole = False  # all arguments have come; they were told at once
+        self.name = ""
+        self.told = self.over = False
+
+    @property
+    def written(self) -> str:
+        """All of a call that is not told."""
+        return "".join(self._before)
+
+    def read(self, text: str) -> tuple[int, str]:
+        """(characters read, arguments to tell)."""
+        used, arguments = self._keyed(text) if self._keys is not None else self._named(text)
+        if self.told:
+            self._before.clear()
+        else:
+            self._before.append(text[:used])
+            self._size += used
+            self.over |= self._size > MOST
+        return used, arguments
+
+    def _named(self, text: str) -> tuple[int, str]:
+        """A call whose name stands before its arguments."""
+        if self._value is not None:
+            end = self._value.take(text, 0)
+            self.over = self._value.over
+            return end, text[:end]
+        middle, had = self._form.middle.strip(), len(self._head)
+        self._head += text[:_HEAD]
+        at = self._head.find(middle)
+        if at < 0:
+            self.over = len(self._head) >= _HEAD
+            return min(len(text), _HEAD), ""
+        begins = next((p for p in range(at + len(middle), len(self._head)) if not self._head[p].isspace()), None)
+        if begins is None:
+            self.over = len(self._head) >= _HEAD
+            return min(len(text), _HEAD), ""
+        self.name = self._head[:at].strip()
+        if not NAME.fullmatch(self.name) or self._head[begins] != "{":
+            self.over = True
+            return begins - had, ""
+        self.told, self._value = True, JsonValue()
+        end = self._value.take(text, begins - had)
+        self.over = self._value.over
+        return end, text[begins - had : end]
+
+    def _keyed(self, text: str) -> tuple[int, str]:
+        """A call that is an object with the name and the arguments, in any order, and perhaps more."""
+        assert self._keys is not None
+        used, pieces = self._keys.read(text)
+        out = []
+        for key, piece, ended in pieces:
+            if self.told:
+                out.append(piece if key == self._form.parameters and not self._whole else "")
+                continue
+            if not self._form.marked and key not in ("name", "type", self._form.parameters):
+                self.over = True  # another object
+                break
+            if key in self._values:
+                self._values[key].append(piece)
+            if key == "name" and ended and not self._read_name():
+                self.over = True
+                break
+            out.append(self._tell(ended and key == self._form.parameters))
+        self.over |= self._keys.over or self._keys.broken
+        return used, "".join(out)
+
+    def _read_name(self) -> bool:
         try:
-            made, _ = _DECODER.raw_decode(body.strip())
-            name, arguments = made["name"], made[self._form.parameters]
-            if not isinstance(name, str):
-                return []
-        except (ValueError, LookupError, TypeError, RecursionError):
-            return []
-        self.calls += 1
-        told = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        return [Part(call=self.calls - 1, name=name, id=new_call_id(), arguments=told)]
+            self.name = json.loads("".join(self._values["name"]), strict=False)
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(self.name, str) and bool(self.name)
+
+    def _tell(self, arguments_over: bool) -> str:
+        self._ready |= arguments_over
+        pieces = self._values[self._form.parameters]
+        if not self.name or not pieces or not (self._ready or pieces[0].startswith("{")):
+            return ""
+        arguments = "".join(pieces)
+        self.told, self._whole = True, self._ready
+        if arguments[0] == '"':  # JSON in a text, as OpenAI's interface has it
+            try:
+                return str(json.loads(arguments, strict=False))
+            except ValueError:
+                return arguments
+        return arguments
 
 
-class _Arguments:
-    """How far a JSON object goes."""
-
-    def __init__(self) -> None:
-        self._depth, self._quoted, self._escaped, self.over = 0, False, False, False
-
-    def take(self, text: str) -> int:
-        """Leading characters that belong to it."""
-        for place, letter in enumerate(text):
-            if self.over:
-                return place
-            if self._quoted:
-                self._quoted = self._escaped or letter != '"'
-                self._escaped = letter == "\\" and not self._escaped
-            elif letter == '"':
-                self._quoted = True
-            elif letter in "{[":
-                self._depth += 1
-            elif letter in "}]":
-                self._depth -= 1
-                self.over = self._depth == 0
-        return len(text)
-
-
-def new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+def new_call_id(form: Format | None = None) -> str:
+    """As the target's template takes them."""
+    return secrets.token_hex(5)[:9] if form is not None and form.short_ids else f"call_{secrets.token_hex(12)}"
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
@@ -20,6 +20,7 @@ from coordinator.http.template import ChatTemplate, read_messages
 from coordinator.http.tools import Calling, read_tools
 from coordinator.reception.input_processor import LONG_TEXT, encoded, prompt_bytes
 from coordinator.reception.output_processor import OutputChunk
+from dspark.client.request import Sampling
 from dspark.errors import InvalidRequest, Unsupported
 from dspark.runtime.security import current_caller
 
@@ -41,23 +42,38 @@ def routes(api: Api) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         """Answers a conversation."""
         body = await read_body(request, ChatBody, prompt_bytes(api.processor.cell))
-        calling = read_calling(api, body)
-        prompt = await read_prompt(api, body, calling)
-        names = dict(_NAMES)
-        if calling is not None and calling.form is not None:
-            names["constraint"] = "tools"
-        if body.max_completion_tokens is not None:
-            names["sampling_params.max_tokens"] = "max_completion_tokens"
-        options = sampling(
-            body,
-            max_tokens=_max_tokens(api, body, prompt),
-            logprobs=_logprobs(body),
-            form=calling.form if calling is not None else None,
-        )
-        shape = ChatShape(texts, calling)
-        return await answered(api, request, body, [prompt], options, shape, kind="chatcmpl", names=names)
+        chat = await read_chat(api, body)
+        shape = ChatShape(texts, chat.calling)
+        return await answered(api, request, body, [chat.prompt], chat.options, shape, kind="chatcmpl", names=chat.names)
 
     return router
+
+
+class Chat(NamedTuple):
+    """A conversation that is to go on. names: what fields of the gRPC interface are called in its body."""
+
+    prompt: tuple[int, ...]
+    options: Sampling
+    calling: Calling | None
+    names: dict[str, str]
+
+
+async def read_chat(api: Api, body: ChatBody) -> Chat:
+    """What a body asks for, whatever the answer is going to look like."""
+    calling = read_calling(api, body)
+    prompt = await read_prompt(api, body, calling)
+    names = dict(_NAMES)
+    if calling is not None and calling.form is not None:
+        names["constraint"] = "tools"
+    if body.max_completion_tokens is not None:
+        names["sampling_params.max_tokens"] = "max_completion_tokens"
+    options = sampling(
+        body,
+        max_tokens=_max_tokens(api, body, prompt),
+        logprobs=_logprobs(body),
+        form=calling.form if calling is not None else None,
+    )
+    return Chat(prompt, options, calling, names)
 
 
 class ChatShape:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol
 
 from fastapi import Request
 from starlette.responses import Response
@@ -28,7 +29,7 @@ from coordinator.http.api import Api
 from coordinator.http.asking import Asking, Prompt, Scored, new_id
 from coordinator.http.forms import form_of
 from coordinator.http.schema import Body
-from coordinator.http.stream import DONE, EventStream, event, paced_events, paced_whole, while_connected
+from coordinator.http.stream import DONE, EventStream, event, failure, paced_events, paced_whole, while_connected
 from coordinator.reception.output_processor import AnswerOutput, OutputChunk
 from dspark.client.request import Sampling
 from dspark.errors import InvalidRequest
@@ -291,27 +292,68 @@ async def answered(
     """kind: first word of the id. names: what fields of the gRPC interface are called in this body."""
     terms = api.processor.cell.terms()
     model = api.check_model(body.model, terms)
+    detail = _detail(request, body)
+    begun = await begin(api, request, body, prompts, options, kind=kind, names=names, record=detail != "none")
+    frame = Frame.of(body, begun.name, model, terms.block_size, detail, api.fingerprint(terms))
+    return await respond(
+        api,
+        request,
+        begun,
+        streamed_reply(begun.asking, shape, frame) if body.stream else None,
+        partial(whole_reply, begun.asking, shape, frame),
+    )
+
+
+class Begun(NamedTuple):
+    """A request that was taken in. name: the answer's id."""
+
+    asking: Asking
+    name: str
+    headers: dict[str, str]
+
+
+async def begin(
+    api: Api,
+    request: Request,
+    body: Body,
+    prompts: Sequence[Prompt],
+    options: Sampling,
+    *,
+    kind: str,
+    names: Mapping[str, str] | None = None,
+    record: bool = False,
+) -> Begun:
+    """See `answered`, and `Asking.begin`."""
     given = request.headers.get(ID_HEADER)
-    name, detail = new_id(kind, given), _detail(request, body)
-    frame = Frame.of(body, name, model, terms.block_size, detail, api.fingerprint(terms))
-    trace = request.headers.get("traceparent", "")
+    name = new_id(kind, given)
     field, _ = form_of(body.response_format, body.structured_outputs)
     names = {"constraint": field, **(names or {})}
-    asking = await Asking.begin(api, prompts, options, name, names=names, trace=trace, record=detail != "none")
-    headers = {ID_HEADER: given or name}
+    trace = request.headers.get("traceparent", "")
+    asking = await Asking.begin(api, prompts, options, name, names=names, trace=trace, record=record)
+    return Begun(asking, name, {ID_HEADER: given or name})
+
+
+async def respond(
+    api: Api,
+    request: Request,
+    begun: Begun,
+    events: AsyncGenerator[bytes] | None,
+    whole: Callable[[], Coroutine[Any, Any, bytes]],
+    failed: Callable[[Exception], bytes] = failure,
+) -> Response:
+    """The events of a stream, or the whole answer as JSON, at the deployment's pace. failed: see `EventStream`."""
+    asking = begun.asking
     longest = max(stream.request.max_tokens for stream in asking.streams)
-    if body.stream:
-        events = streamed_reply(asking, shape, frame)
+    if events is not None:
         if api.pace is not None:
             events = paced_events(events, api.pace, longest)
-        return EventStream(
-            events, asking.gone, headers, unread_s=api.unread_s, on_cut=api.processor.metrics.slow_readers_cut.inc
-        )
+        cut = api.processor.metrics.slow_readers_cut.inc
+        return EventStream(events, asking.gone, begun.headers, unread_s=api.unread_s, on_cut=cut, failed=failed)
     try:
-        answer = while_connected(request, whole_reply(asking, shape, frame), asking.gone)
+        answer = while_connected(request, whole(), asking.gone)
         if api.pace is not None:
             answer = paced_whole(answer, api.pace, longest)
-        return Response(await answer, media_type="application/json", headers=headers)
+        return Response(await answer, media_type="application/json", headers=begun.headers)
     finally:
         asking.leave()
 

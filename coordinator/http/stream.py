@@ -42,6 +42,11 @@ def event(data: object) -> bytes:
     return b"data: %b\n\n" % json.dumps(data, separators=(",", ":")).encode()
 
 
+def failure(error: Exception) -> bytes:
+    """The event of what fails behind the first one."""
+    return event(described(error)[1])
+
+
 class _Untaken(Exception):
     """The client does not read."""
 
@@ -49,8 +54,9 @@ class _Untaken(Exception):
 class EventStream(Response):
     """Sends what `events` yields, whole events in bytes. `gone()` is called once when the client has left.
 
-    An error of `events` becomes a status before the first event, and an event after it. A client that takes nothing for
-    `unread_s` has left as well: its connection is ended with all that it did not take, and `on_cut()` called.
+    An error of `events` becomes a status before the first event, and what `failed` makes of it after it. A client that
+    takes nothing for `unread_s` has left as well: its connection is ended with all that it did not take, and `on_cut()`
+    called.
     """
 
     media_type = "text/event-stream"
@@ -63,7 +69,9 @@ class EventStream(Response):
         *,
         unread_s: float = 10.0,
         on_cut: Callable[[], None] = lambda: None,
+        failed: Callable[[Exception], bytes] = failure,
     ) -> None:
+        self._failed = failed
         self.status_code, self.background = 200, None
         self.init_headers({**_HEADERS, **(headers or {})})
         self._events, self._gone = events, gone
@@ -96,7 +104,7 @@ class EventStream(Response):
             if not self._begun:
                 raise
             if not isinstance(error, RequestCancelled):  # nobody is left to tell
-                await self._write(send, event(described(error)[1]))
+                await self._write(send, self._failed(error))
 
     async def _write(self, send: Send, part: bytes) -> None:
         if not self._begun:

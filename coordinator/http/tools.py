@@ -20,7 +20,7 @@ from dspark.errors import InvalidRequest, Unsupported
 
 MAX_TOOLS = 128
 SPACES = 4  # of white space between two parts of a call's arguments
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _PROBE = "Kd4vTx9m"  # a name that no template writes by itself
 
 
@@ -58,7 +58,10 @@ Choice = Literal["none", "auto", "required"] | Chosen
 class Format:
     """How calls are written: `begin`, the name, `middle`, the arguments as JSON, `end`.
 
-    parameters: what the key of the arguments is called. many: whether an answer may hold several calls.
+    parameters: what the key of the arguments is called; empty where the name stands before them and is none of the
+    JSON. many: whether an answer may hold several calls. marked: `trigger` is no part of the JSON; where it is, a call
+    is the whole answer. around: what may stand around calls, and is no text. parted: between calls of one list.
+    short_ids: names of calls have nine letters.
     """
 
     name: str
@@ -69,6 +72,10 @@ class Format:
     close: str  # what follows the JSON of a call
     parameters: str
     many: bool
+    marked: bool = True
+    around: tuple[str, ...] = ()
+    parted: str = ""
+    short_ids: bool = False
 
 
 FORMATS = {
@@ -93,6 +100,7 @@ FORMATS = {
             close="",
             parameters="parameters",
             many=False,
+            marked=False,
         ),
     )
 }
@@ -147,7 +155,7 @@ def _check(tools: Sequence[Tool]) -> None:
         raise InvalidRequest("tools", f"{len(tools)} tools, at most {MAX_TOOLS} are allowed")
     names = [tool.function.name for tool in tools]
     for index, name in enumerate(names):
-        if not _NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise InvalidRequest(f"tools[{index}].function.name", "must have 1 to 64 letters, digits, _, - and .")
         if name in names[:index]:
             raise InvalidRequest(f"tools[{index}].function.name", f"{name!r} stands twice")

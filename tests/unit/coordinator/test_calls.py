@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.http import objects
 from coordinator.http.calls import CallReader, Part
 from coordinator.http.template import ChatTemplate
 from coordinator.http.tools import FORMATS, format_of
@@ -56,6 +57,18 @@ TURNED = '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>'
         (HERMES, "<tool_call>\n{broken", "<tool_call>\n{broken", []),
         (HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": 1', "", [("f", '{"a": 1')]),
         (HERMES, '<tool_call>\n{"name": "f", "arguments": {}}', "", [("f", "{}")]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {}, "id": [1, "}"]}</tool_call>.', ".", [("f", "{}")]),
+        (HERMES, '<tool_call>{"id": 7, "name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {}</tool_call>.', ".", [("f", "{}")]),
+        (HERMES, f"{CALL}  \n {CALL} \n", "", [("weather", ARGUMENTS)] * 2),
+        (HERMES, f"{CALL}  and", "  and", [("weather", ARGUMENTS)]),
+        (HERMES, "\n" * 80 + "a\n\n" + CALL, "a", [("weather", ARGUMENTS)]),
+        (HERMES, '<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>', []),
+        (LLAMA, ' {\n "name" : "f", "parameters": {"a": 1} }', "", [("f", '{"a": 1}')]),
+        (LLAMA, '{"parameters": {"a": 1}, "name": "f"}', "", [("f", '{"a": 1}')]),
+        (LLAMA, '{"type": "function", "name": "f", "parameters": {}}', "", [("f", "{}")]),
+        (LLAMA, '{"name": "Ada", "age": 36}', '{"name": "Ada", "age": 36}', []),
+        (LLAMA, '{"name": "f", "parameters": {}} and', " and", [("f", "{}")]),
         (LLAMA, '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
         (LLAMA, '{"x": 1}', '{"x": 1}', []),
         (LLAMA, 'say {"name": "f", "parameters": {}}', 'say {"name": "f", "parameters": {}}', []),
@@ -70,6 +83,28 @@ def test_calls_are_read_however_the_text_is_cut(
     for _, arguments in calls:
         if written.endswith(("call>", "}}")):
             json.loads(arguments)
+
+
+def test_every_character_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = [0]
+    take = objects.JsonValue.take
+
+    def counted(value: objects.JsonValue, text: str, at: int) -> int:
+        end = take(value, text, at)
+        looked[0] += end - at
+        return end
+
+    monkeypatch.setattr(objects.JsonValue, "take", counted)
+    arguments = json.dumps({"a": "x{" * 5_000})
+    for written in (
+        '<tool_call>{"name": "f", "arguments": ' + arguments + "}",
+        '<tool_call>{"arguments": ' + arguments + ', "name": "f"}',
+        '<tool_call>{"other": ' + arguments,
+    ):
+        looked[0] = 0
+        text, calls = read(HERMES, list(written))
+        assert calls == [("f", arguments)] or text == written
+        assert len(arguments) <= looked[0] <= len(written)
 
 
 def test_arguments_are_told_as_they_are_written() -> None:
