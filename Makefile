@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 NEWEST := .venv-newest/bin
 
-.PHONY: install demo test test-fast test-newest check format protos lint test-long web-test screenshots site faults faults-long broken wire-law mutants reference clean
+.PHONY: install demo test test-fast test-newest check format protos lint test-long web-test clients screenshots site faults faults-long broken wire-law mutants reference clean
 
 # A virtual environment with everything, at the versions that the tests ran with.
 install: .venv/.installed
@@ -49,6 +49,13 @@ test-long: install
 web-test: install
 	$(PIP) -e ".[web]"
 	$(BIN)/python -m pytest -q -rs tests/web
+
+# Clients of other people, in an environment of their own, for tests/clients.
+CLIENTS := .venv-clients/bin
+
+clients:
+	test -x $(CLIENTS)/python || $(PYTHON) -m venv .venv-clients
+	$(CLIENTS)/pip install --quiet anthropic langchain-openai litellm llm "pydantic-ai-slim[openai]"
 
 # Its pictures in docs/screenshots.
 screenshots: install

@@ -89,12 +89,13 @@ class FrontEnd:
                 f"http: needs {', '.join(missing)}; they come with the extra `http`: pip install '.[http]' in the "
                 "checkout"
             )
+        from coordinator.dialects import messages, responses
         from coordinator.http.api import make_api
         from coordinator.http.app import build_app
         from coordinator.http.server import HttpServer
 
         api = make_api(self._config, self.processor)
-        app, metrics = build_app(api, more(api)), self.processor.metrics
+        app, metrics = build_app(api, (messages.routes(api), responses.routes(api), *more(api))), self.processor.metrics
         self._http = HttpServer(app, self._config.http, most=self._most, security=api.security, metrics=metrics)
         await self._http.start()
 

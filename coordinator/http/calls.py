@@ -21,9 +21,11 @@ _BLANK = 64  # characters of white space that are held back where a call may fol
 
 
 class Part(NamedTuple):
-    """What follows: text of the answer, or the beginning or more of the arguments of a call."""
+    """What follows: text of the answer, of what was thought before it, or the beginning or more of the arguments of a
+    call."""
 
     text: str = ""
+    reasoning: str = ""
     call: int | None = None  # which of the answer's calls
     name: str = ""  # where it begins
     id: str = ""

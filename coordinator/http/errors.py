@@ -1,4 +1,5 @@
-"""Errors in OpenAI's shape, with the status that tells a client what to do. The HTTP half of `dspark.errors`."""
+"""Errors in OpenAI's shape, or Anthropic's on its routes, with the status that tells a client what to do. The HTTP half
+of `dspark.errors`."""
 
 from __future__ import annotations
 
@@ -76,6 +77,26 @@ def described(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}, headers
 
 
+# Anthropic's words for statuses, on its own routes.
+_MESSAGES = "/v1/messages"
+_KINDS = {
+    400: _INVALID,
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def as_message(status: int, body: dict[str, Any]) -> dict[str, Any]:
+    """The body of an error in Anthropic's shape."""
+    kind = _KINDS.get(status, _INVALID if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": body["error"]["message"]}}
+
+
 def _retry(after_s: float) -> dict[str, str]:
     """Whole seconds for everybody, milliseconds for clients that know them."""
     return {"Retry-After": str(max(1, math.ceil(after_s))), "retry-after-ms": str(max(1, round(1000 * after_s)))}
@@ -94,6 +115,8 @@ def handle_errors(app: FastAPI) -> None:
             said = f"{request.method} {request.url.path[:200]} is no route here; there are {_routes(app)}"
             error = HTTPException(error.status_code, said, error.headers)
         status, body, headers = described(error)
+        if request.url.path.startswith(_MESSAGES):
+            body = as_message(status, body)
         return JSONResponse(body, status, headers)
 
     for kind in (DsparkError, HTTPException, Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -119,6 +120,14 @@ class HttpCell:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
         await self._loop.shutdown_asyncgens()
+
+
+def target_that_calls(folder: Path) -> dict[str, Any]:
+    """Settings of a cell whose target is the tiny one with a chat template that knows tools, in `folder`, as `tiny`."""
+    for file in (*TARGET.glob("*.json"), *TARGET.glob("*.safetensors")):
+        shutil.copy(file, folder)
+    shutil.copy(PAIR.parent / "chat_templates" / "qwen.jinja", folder / "chat_template.jinja")
+    return {"target": str(folder), "verify": {"target": str(folder)}, "served_model": "tiny", "policy": "fixed:3"}
 
 
 def synthetic_pair(folder: Path, *, step_ms: float = 2.0) -> Path:

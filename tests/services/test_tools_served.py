@@ -6,17 +6,14 @@ The tiny target goes on with texts and was never taught to call: a call comes wh
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.services.http_cell import TARGET, HttpCell
+from tests.services.http_cell import HttpCell, target_that_calls
 
-TEMPLATE = Path(__file__).parent.parent / "data" / "chat_templates" / "qwen.jinja"
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 5}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
@@ -34,11 +31,7 @@ TOOLS = [tool("weather", description="What it will be like."), tool("alarm")]
 
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCell]:
-    folder = tmp_path_factory.mktemp("target")
-    for file in (*TARGET.glob("*.json"), *TARGET.glob("*.safetensors")):
-        shutil.copy(file, folder)
-    shutil.copy(TEMPLATE, folder / "chat_template.jinja")
-    with HttpCell(target=str(folder), verify={"target": str(folder)}, served_model="tiny", policy="fixed:3") as running:
+    with HttpCell(**target_that_calls(tmp_path_factory.mktemp("target"))) as running:
         yield running
 
 

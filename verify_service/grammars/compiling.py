@@ -25,6 +25,7 @@ from typing import Any
 
 from dspark.token_bytes import read_token_bytes
 from dspark.types import Constraint, ConstraintKind
+from verify_service.grammars.endless import ends
 from verify_service.grammars.schema import schemas_of, unkept
 
 CPU_S = 0.8  # of one grammar
@@ -110,7 +111,7 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
 
 
 def _checked(made: Any) -> Any:
-    """Raises ValueError where no answer can even begin: rules that lead nowhere, or to no token."""
+    """Raises ValueError where no answer can even begin: rules that lead nowhere, or to no token; or where none ends."""
     import numpy as np
     import xgrammar
 
@@ -118,6 +119,8 @@ def _checked(made: Any) -> Any:
     xgrammar.GrammarMatcher(made).fill_next_token_bitmask(first, 0)
     if not first.any():
         raise ValueError("no answer begins as it asks for")
+    if not ends(made.grammar.serialize_json()):
+        raise ValueError("no answer ever ends as it asks for")
     return made
 
 

@@ -1,65 +1,43 @@
-"""JSON schemas of which no value ever ends: references lead back to themselves before anything is complete. Pure."""
+"""Grammars of which no answer ever ends: every way on leads back before anything is complete. Pure.
+
+Read from what xgrammar writes of a grammar: rules with an expression each, expressions as runs of numbers.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections import defaultdict
 
-_WITHIN = ("object", "array")  # values of other types always end
-
-
-def ends(root: Any) -> bool:
-    """Whether some value of this schema is finite. The compiler says itself what leads nowhere."""
-    known: set[int] = set()
-    under_way: set[int] = set()
-
-    def finite(schema: Any) -> bool:
-        if not isinstance(schema, dict) or id(schema) in known:
-            return True
-        if id(schema) in under_way:
-            return False
-        under_way.add(id(schema))
-        found = _finite(schema)
-        under_way.discard(id(schema))
-        if found:
-            known.add(id(schema))
-        return found
-
-    def _finite(schema: dict[str, Any]) -> bool:
-        if "$ref" in schema:
-            return finite(_referred(root, schema["$ref"]))
-        for name, enough in (("anyOf", any), ("oneOf", any), ("allOf", all)):
-            if isinstance(schema.get(name), list):
-                return enough([finite(each) for each in schema[name]])
-        types = schema.get("type")
-        kinds = [types] if isinstance(types, str) else types if isinstance(types, list) else []
-        if "const" in schema or "enum" in schema or any(kind not in _WITHIN for kind in kinds):
-            return True
-        objects = "object" in kinds or (not kinds and "properties" in schema)
-        arrays = "array" in kinds or (not kinds and not objects and ("items" in schema or "prefixItems" in schema))
-        if not objects and not arrays:
-            return True
-        return (objects and _object(schema)) or (arrays and _array(schema))
-
-    def _object(schema: dict[str, Any]) -> bool:
-        declared, required = schema.get("properties"), schema.get("required")
-        if not isinstance(declared, dict) or not isinstance(required, list):
-            return True
-        return all(finite(declared[name]) for name in required if isinstance(name, str) and name in declared)
-
-    def _array(schema: dict[str, Any]) -> bool:
-        least, first = schema.get("minItems", 0), schema.get("prefixItems")
-        if not isinstance(least, int) or least < 1:
-            return True
-        heads = first[:least] if isinstance(first, list) else []
-        return all(map(finite, heads)) and (least <= len(heads) or finite(schema.get("items")))
-
-    return finite(root)
+RULE, SEQUENCE, CHOICES, REPEAT = 4, 5, 6, 8  # kinds of expressions; those of other kinds always end
 
 
-def _referred(root: Any, reference: Any) -> Any:
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return None
-    here = root
-    for word in reference[1:].split("/")[1:]:
-        here = here.get(word.replace("~1", "/").replace("~0", "~")) if isinstance(here, dict) else None
-    return here
+def ends(written: str) -> bool:
+    """Whether some answer is finite. written: a grammar, as xgrammar serialises it."""
+    told = json.loads(written)
+    data, begins = told["grammar_expr_data"], told["grammar_expr_indptr"]
+    bodies = [rule[1] for rule in told["rules"]]
+    finite = set[int]()
+    users = defaultdict[int, set[int]](set)  # by rule that was not known to end, those that wait for it
+
+    def ended(rule: int, user: int) -> bool:
+        users[rule].add(user)
+        return rule in finite
+
+    def finishes(expression: int, user: int) -> bool:
+        at = begins[expression]
+        kind, parts = data[at], data[at + 2 : at + 2 + data[at + 1]]
+        if kind == RULE:
+            return ended(parts[0], user)
+        if kind == REPEAT:
+            return not parts[1] or ended(parts[0], user)
+        if kind == SEQUENCE:
+            return all(finishes(part, user) for part in parts)
+        return kind != CHOICES or any(finishes(part, user) for part in parts)
+
+    waiting = list(range(len(bodies)))
+    while waiting:
+        rule = waiting.pop()
+        if rule not in finite and finishes(bodies[rule], rule):
+            finite.add(rule)
+            waiting += users.pop(rule, ())
+    return told["root_rule_id"] in finite

@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from verify_service.grammars.endless import ends
-
 # Nothing of an answer depends on them.
 _NOTES = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"}
 _NOTES |= {"$id", "$defs", "definitions", "format", "$anchor"}
@@ -53,9 +51,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
 
 def unkept(schema: Any) -> str | None:
     """What of this schema no answer would be held to, in one sentence; None when all of it is kept."""
-    if (found := next((f"{where or '#'}: {what}" for where, what in _find(schema)), None)) is not None:
-        return found
-    return None if ends(schema) else "#: no value of it ever ends"
+    return next((f"{where or '#'}: {what}" for where, what in _find(schema)), None)
 
 
 def schemas_of(tag: Any) -> Iterator[Any]:

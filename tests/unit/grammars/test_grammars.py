@@ -195,6 +195,26 @@ def test_rules_that_lead_nowhere_are_refused(text: str, grammars: Grammars) -> N
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        'root ::= "a" root',
+        'root ::= "a" b | "c" root\nb ::= "b" c{1,3}\nc ::= "c" b',
+        'root ::= ("a" root)+ [a-z]*',
+    ],
+)
+def test_a_grammar_of_which_no_answer_ends_is_refused(text: str, grammars: Grammars) -> None:
+    with pytest.raises(GrammarRefused, match="no answer ever ends"):
+        of(grammars.compile(Constraint(KIND.GRAMMAR, text), ""))
+
+
+@pytest.mark.parametrize(
+    "text", ['root ::= "a" root | "b"', 'root ::= "a" b{0,3}\nb ::= "b" b', 'root ::= ("a" root)* [a-z]']
+)
+def test_a_grammar_of_which_some_answer_ends_is_served(text: str, grammars: Grammars) -> None:
+    of(grammars.compile(Constraint(KIND.GRAMMAR, text), ""))
+
+
+@pytest.mark.parametrize(
     ("kind", "form"),
     [
         (KIND.CHOICE, ["whole", "\ud83d half"]),

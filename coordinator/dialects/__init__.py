@@ -1,0 +1,1 @@
+"""Chat in the words of other interfaces."""

@@ -1,0 +1,216 @@
+"""Bodies of Anthropic's Messages, as bodies of chat."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal, Self
+
+from pydantic import Field
+
+from coordinator.dialects.telling import BodyPart, Ours, Translated, ours, string
+from coordinator.http.reply import Object
+from coordinator.http.schema import validated
+from dspark.errors import InvalidRequest, Unsupported
+
+_NAMES = (
+    (r"stop$", "stop_sequences"),
+    ("response_format", "output_config.format"),
+    ("reasoning_effort", "output_config.effort"),
+    ("enable_thinking", "thinking"),
+    (r"tools\[(\d+)\]\.function\.parameters", r"tools[\1].input_schema"),
+    (r"tools\[(\d+)\]\.function", r"tools[\1]"),
+    (r"tool_choice\.function", "tool_choice"),
+)
+
+
+class Tool(BodyPart):
+    """One that the client runs. What it says of caching and streaming changes nothing here."""
+
+    type: Literal["custom"] | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: dict[str, Any] | None = None
+    eager_input_streaming: bool | None = None
+
+
+class ToolChoice(BodyPart):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Format(BodyPart):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(BodyPart):
+    format: Format | None = None
+    effort: str | None = None
+
+
+class Thinking(BodyPart):
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class MessagesBody(Ours):
+    """Of /v1/messages."""
+
+    model: str | None = None
+    messages: list[dict[str, Any]]
+    max_tokens: int
+    system: str | list[dict[str, Any]] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    # Labels for the client's own books.
+    metadata: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+
+    @classmethod
+    def read(cls, content: bytes) -> Self:
+        """From JSON; InvalidRequest names the field."""
+        return validated(cls, content)
+
+
+class CountBody(MessagesBody):
+    """Of /v1/messages/count_tokens."""
+
+    max_tokens: int = 1
+
+
+def translated(body: MessagesBody) -> Translated:
+    """Raises InvalidRequest naming a field of the body."""
+    messages: list[Object] = []
+    places: list[str] = []
+    if body.system:
+        messages.append({"role": "system", "content": _texts(body.system, "system")})
+        places.append("system")
+    for index, message in enumerate(body.messages):
+        for made, place in _messages(message, f"messages[{index}]"):
+            messages.append(made)
+            places.append(place)
+    fields: Object = {
+        "model": body.model,
+        "messages": messages,
+        "max_tokens": body.max_tokens,
+        "stop": body.stop_sequences,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "tools": [_tool(tool) for tool in body.tools] if body.tools else None,
+        **_choice(body.tool_choice),
+        **_output(body.output_config),
+        **_thinking(body.thinking),
+        **ours(body),
+    }
+    if messages and messages[-1]["role"] == "assistant":  # the answer goes on with it
+        fields |= {"continue_final_message": True, "add_generation_prompt": False}
+    return Translated({name: value for name, value in fields.items() if value is not None}, places, _NAMES)
+
+
+def _messages(message: Object, field: str) -> list[tuple[Object, str]]:
+    """One turn as turns of chat: answers of tools are turns of their own."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise InvalidRequest(f"{field}.role", "must be user, assistant or system")
+    if isinstance(content, str):
+        return [({"role": role, "content": content}, f"{field}.content")]
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{field}.content", "must be a string or a list of blocks")
+    turn: Object = {"role": role}
+    texts: list[str] = []
+    made: list[tuple[Object, str]] = []
+    for index, block in enumerate(content):
+        at = f"{field}.content[{index}]"
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "text":
+            texts.append(string(block, "text", at))
+        elif kind == "tool_result" and role == "user":
+            said = block.get("content") or ""
+            answer = {"tool_call_id": string(block, "tool_use_id", at), "content": _texts(said, f"{at}.content")}
+            made.append(({"role": "tool", **answer}, at))
+        elif kind == "tool_use" and role == "assistant":
+            function = {"name": string(block, "name", at), "arguments": block.get("input", {})}
+            call = {"id": string(block, "id", at), "type": "function", "function": function}
+            turn.setdefault("tool_calls", []).append(call)
+        elif kind == "thinking" and role == "assistant":
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + string(block, "thinking", at)
+        elif isinstance(kind, str):
+            raise Unsupported(f"{at}.type", f"{kind[:100]!r} is not supported in a turn of the {role}")
+        else:
+            raise InvalidRequest(at, "must be a block with a type")
+    if texts or len(turn) > 1 or not made:
+        made.append((turn | {"content": "\n".join(texts) or (None if len(turn) > 1 else "")}, field))
+    return made
+
+
+def _texts(given: Any, field: str) -> str:
+    """A text, or blocks of text joined."""
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise InvalidRequest(field, "must be a string or a list of blocks of text")
+    texts = []
+    for index, block in enumerate(given):
+        at = f"{field}[{index}]"
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind != "text":
+            raise Unsupported(f"{at}.type", f"{str(kind)[:100]!r} is not supported; text is")
+        texts.append(string(block, "text", at))
+    return "\n".join(texts)
+
+
+def _tool(tool: Tool) -> Object:
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
+    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+
+
+def _choice(choice: ToolChoice | None) -> Object:
+    if choice is None:
+        return {}
+    named = {"type": "function", "function": {"name": choice.name}}
+    if choice.type == "tool" and choice.name is None:
+        raise InvalidRequest("tool_choice.name", "field required")
+    kinds: dict[str, Any] = {"auto": "auto", "none": "none", "any": "required", "tool": named}
+    parallel = None if choice.disable_parallel_tool_use is None else not choice.disable_parallel_tool_use
+    return {"tool_choice": kinds[choice.type], "parallel_tool_calls": parallel}
+
+
+def _output(config: OutputConfig | None) -> Object:
+    if config is None:
+        return {}
+    form = config.format and {"type": "json_schema", "json_schema": {"name": "answer", "schema": config.format.schema_}}
+    return {"response_format": form, "reasoning_effort": config.effort}
+
+
+def _thinking(asked: Thinking | None) -> Object:
+    if asked is None or asked.type == "disabled":
+        return {}
+    if asked.budget_tokens is not None:
+        raise Unsupported("thinking.budget_tokens", "is not supported; max_tokens bounds thinking and answer together")
+    return {"enable_thinking": True}
+
+
+def arguments_of(written: str) -> Any:
+    """The arguments of a call as JSON; as they were written where they are none."""
+    try:
+        return json.loads(written or "{}", strict=False)
+    except (ValueError, RecursionError):
+        return written

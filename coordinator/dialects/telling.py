@@ -1,0 +1,194 @@
+"""One way from a body in other words to its answer: a body of chat, its answer read part by part, and a writer.
+
+Nothing is kept between requests. A writer makes the events of a stream; the whole answer is what it has made by their
+end, so both say the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict
+from starlette.responses import Response
+
+from coordinator.answers.answer import End
+from coordinator.beside import beside
+from coordinator.http.api import Api
+from coordinator.http.asking import Asking
+from coordinator.http.calls import CallReader, Part
+from coordinator.http.chat import Chat, read_chat
+from coordinator.http.errors import param_of
+from coordinator.http.forms import StructuredOutputs
+from coordinator.http.reply import MANY, Object, begin, respond, usage_of
+from coordinator.http.schema import ChatBody, SpeculationFields
+from dspark.errors import InvalidRequest
+
+_MESSAGE = re.compile(r"messages\[(\d+)\]")
+
+
+class BodyPart(BaseModel):
+    """What a body is made of. Fields that nobody knows are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+
+class Ours(BodyPart):
+    """Fields that every interface here has beside its own."""
+
+    seed: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    cache_salt: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    speculation: SpeculationFields | None = None
+
+
+class Translated(NamedTuple):
+    """A body of chat. places: where each of its messages stands in the body it was made of. names: patterns of its
+    fields, and what they are called there; the first that fits counts."""
+
+    fields: Object
+    places: Sequence[str]
+    names: Sequence[tuple[str, str]]
+
+    def name(self, field: str) -> str:
+        """What a field of the chat is called in the body."""
+        field = param_of(field)
+        message = _MESSAGE.match(field)
+        if message is not None:
+            return self.places[int(message[1])]
+        for pattern, name in self.names:
+            if (found := re.match(pattern, field)) is not None:
+                return found.expand(name) + field[found.end() :]
+        return field
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Errors name fields of the body."""
+        try:
+            yield
+        except InvalidRequest as error:
+            raise type(error)(self.name(error.field), str(error).removeprefix(f"{error.field}: ")) from None
+
+
+def ours(body: Ours) -> Object:
+    """Those of its fields that are given, as chat has them."""
+    return body.model_dump(include=set(Ours.model_fields), exclude_none=True, by_alias=True)
+
+
+def string(block: Object, key: str, field: str) -> str:
+    """A key of a part of a body, which stands at `field`."""
+    if not isinstance(block.get(key), str):
+        raise InvalidRequest(f"{field}.{key}", "must be a string")
+    return str(block[key])
+
+
+class Writer(Protocol):
+    """An answer in other words, as objects that have a `type`. usage: as chat tells it."""
+
+    def begin(self, usage: Object) -> Iterable[Object]:
+        """Before anything is known of it."""
+
+    def part(self, part: Part) -> Iterable[Object]:
+        """More of it."""
+
+    def end(self, end: End, usage: Object) -> Iterable[Object]:
+        """All of it is there."""
+
+    def whole(self) -> Object:
+        """All of it at once."""
+
+    def failed(self, error: Exception) -> Object:
+        """What is said where it fails on the way."""
+
+
+class _Plain:
+    """Reads an answer in which nothing may be called."""
+
+    def push(self, text: str) -> list[Part]:
+        return [Part(text=text)] if text else []
+
+    def close(self) -> list[Part]:
+        return []
+
+
+async def translated_chat(api: Api, translated: Translated) -> tuple[ChatBody, Chat]:
+    """The chat that a body stands for."""
+    with translated.naming():
+        body = ChatBody.read(json.dumps(translated.fields).encode())
+        return body, await read_chat(api, body)
+
+
+async def answer_chat(
+    api: Api,
+    request: Request,
+    translated: Translated,
+    make_writer: Callable[[str, str], Writer],
+    *,
+    kind: str,
+    stream: bool,
+) -> Response:
+    """kind: first word of the answer's id. make_writer: of an answer of this id by this model."""
+    model = api.check_model(translated.fields.get("model"), api.processor.cell.terms())
+    body, chat = await translated_chat(api, translated)
+    with translated.naming():
+        begun = await begin(api, request, body, [chat.prompt], chat.options, kind=kind, names=chat.names)
+    writer = make_writer(begun.name, model)
+    reader = CallReader(chat.calling.format) if chat.calling is not None else _Plain()
+    told = _told(begun.asking, reader, writer, translated)
+
+    async def whole() -> bytes:
+        async for _ in told:
+            pass
+        many = usage_of(begun.asking)["total_tokens"] > MANY
+        return await beside(many, _written, writer.whole())
+
+    def failed(error: Exception) -> bytes:
+        return _event(writer.failed(error))
+
+    return await respond(api, request, begun, _events(told, begun.asking) if stream else None, whole, failed)
+
+
+async def _told(
+    asking: Asking, reader: CallReader | _Plain, writer: Writer, translated: Translated
+) -> AsyncGenerator[list[Object]]:
+    """What is said together. The first of it waits until something is known, so that an error has a status."""
+    answer, begun = asking.streams[0].output.answers[0], False
+    with translated.naming():
+        async for _, shown in asking.parts():
+            out: list[Object] = []
+            if not begun:
+                begun, out = True, [*writer.begin(usage_of(asking))]
+            parts = [part for one in shown for part in reader.push(one.text)]
+            if answer.end is not None:
+                parts += reader.close()
+            out += [event for part in parts for event in writer.part(part)]
+            if answer.end is not None:
+                out += writer.end(answer.end, usage_of(asking))
+            yield out
+
+
+async def _events(told: AsyncGenerator[list[Object]], asking: Asking) -> AsyncGenerator[bytes]:
+    try:
+        async for objects in told:
+            if objects:
+                yield b"".join(map(_event, objects))
+    finally:
+        await told.aclose()
+        asking.leave()
+
+
+def _event(told: Object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (str(told["type"]).encode(), _written(told))
+
+
+def _written(told: Object) -> bytes:
+    return json.dumps(told, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

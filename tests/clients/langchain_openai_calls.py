@@ -1,0 +1,85 @@
+"""langchain-openai."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
+
+from tests.clients.calling import TOOL, check, run
+
+
+class Thing(BaseModel):
+    """A thing."""
+
+    kind: Literal["plain", "fancy"]
+    good: bool
+
+
+def model(url: str, **more: Any) -> ChatOpenAI:
+    return ChatOpenAI(base_url=f"{url}/v1", api_key="none", model="tiny", max_tokens=300, max_retries=0, **more)
+
+
+def invoke(url: str) -> None:
+    said = model(url, temperature=0).invoke("def f")
+    assert said.content
+    assert said.usage_metadata["output_tokens"] > 0
+
+
+def stream(url: str) -> None:
+    text = "".join(part.content for part in model(url, temperature=0).stream("def f"))
+    assert text == model(url, temperature=0).invoke("def f").content
+
+
+def bind_tools(url: str) -> None:
+    bound = model(url).bind_tools([{"type": "function", "function": TOOL}], tool_choice="any")
+    asked = [HumanMessage("def f")]
+    said = bound.invoke(asked, parallel_tool_calls=False)
+    (call,) = said.tool_calls
+    assert call["name"] == "weather"
+    check(call["args"])
+    told = [*asked, said, ToolMessage("rain", tool_call_id=call["id"])]
+    check(bound.invoke(told, parallel_tool_calls=False).tool_calls[0]["args"])
+    streamed = None
+    for part in bound.stream(asked, parallel_tool_calls=False):
+        streamed = part if streamed is None else streamed + part
+    check(streamed.tool_calls[0]["args"])
+
+
+def structured(method: str) -> Any:
+    def call(url: str) -> None:
+        assert isinstance(model(url).with_structured_output(Thing, method=method).invoke("x ="), Thing)
+
+    return call
+
+
+def json_mode(url: str) -> None:
+    asked = model(url, temperature=1, stop=["}"]).with_structured_output(None, method="json_mode", include_raw=True)
+    for _ in range(3):
+        raw = asked.invoke("Answer with JSON.")["raw"]
+        assert raw.content.lstrip().startswith("{"), raw.content
+        if raw.response_metadata["finish_reason"] == "stop" and raw.content.count("{") == 1:
+            json.loads(raw.content + "}")
+
+
+def responses(url: str) -> None:
+    said = model(url, use_responses_api=True, temperature=0).invoke("def f")
+    assert said.text
+    forced = model(url, use_responses_api=True).with_structured_output(Thing, method="json_schema")
+    assert isinstance(forced.invoke("x ="), Thing)
+
+
+run(
+    {
+        "langchain-openai `invoke`": invoke,
+        "langchain-openai `stream`": stream,
+        "langchain-openai `bind_tools`": bind_tools,
+        "langchain-openai `with_structured_output` (`json_schema`)": structured("json_schema"),
+        "langchain-openai `with_structured_output` (`function_calling`)": structured("function_calling"),
+        "langchain-openai `with_structured_output` (`json_mode`)": json_mode,
+        "langchain-openai `use_responses_api`": responses,
+    }
+)

@@ -1,0 +1,222 @@
+"""Anthropic's Messages and OpenAI's Responses through their official clients, held to chat, on the tiny pair."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import anthropic
+import jsonschema
+import openai
+import pydantic
+import pytest
+
+from tests.services.http_cell import HttpCell, target_that_calls
+from tests.services.test_tools_served import PARAMETERS
+
+USER: Any = {"role": "user", "content": "def f"}
+FUNCTION: Any = {"type": "function", "name": "weather", "description": "Of a city.", "parameters": PARAMETERS}
+TOOL: Any = {"name": "weather", "description": "Of a city.", "input_schema": PARAMETERS}
+GREEDY: Any = {"extra_body": {"temperature": 0.0}}  # the newest client has no word for it
+
+
+class Thing(pydantic.BaseModel):
+    kind: Literal["plain", "süß"]
+    good: bool
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCell]:
+    with HttpCell(**target_that_calls(tmp_path_factory.mktemp("target"))) as running:
+        yield running
+
+
+@pytest.fixture
+def claude(cell: HttpCell) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=cell.url, api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+def client(cell: HttpCell) -> Iterator[openai.OpenAI]:
+    with cell.openai() as made:
+        yield made
+
+
+def chat(client: openai.OpenAI, messages: list[Any], **fields: Any) -> Any:
+    return client.chat.completions.create(model="tiny", messages=messages, **{"temperature": 0.0, **fields})
+
+
+def test_a_message_says_what_a_chat_says(claude: anthropic.Anthropic, client: openai.OpenAI, cell: HttpCell) -> None:
+    fields: Any = {"model": "tiny", "max_tokens": 24, **GREEDY}
+    said = chat(client, [{"role": "system", "content": "Be brief."}, USER], max_tokens=24)
+    made = claude.messages.create(messages=[USER], system=[{"type": "text", "text": "Be brief."}], **fields)
+    (block,) = made.content
+    assert (block.type, block.text) == ("text", said.choices[0].message.content)
+    assert (made.role, made.model, made.stop_reason) == ("assistant", "tiny", "max_tokens")
+    cached = made.usage.cache_read_input_tokens or 0
+    assert made.usage.input_tokens + cached == said.usage.prompt_tokens
+    assert made.usage.output_tokens == said.usage.completion_tokens
+    counted = claude.messages.count_tokens(model="tiny", messages=[USER], system="Be brief.")
+    assert counted.input_tokens == said.usage.prompt_tokens
+
+    with claude.messages.stream(messages=[USER], system="Be brief.", **fields) as stream:
+        text = "".join(stream.text_stream)
+        whole = stream.get_final_message()
+    assert text == block.text
+    assert [each.text for each in whole.content] == [block.text]
+    assert whole.usage.output_tokens == made.usage.output_tokens
+
+    stop = block.text[8:11]
+    stopped = claude.messages.create(messages=[USER], system="Be brief.", stop_sequences=[stop], **fields)
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
+    assert stopped.content[0].text == block.text[: block.text.index(stop)]
+    cell.freed()
+
+
+def test_a_message_goes_on_with_the_assistant_s_turn(claude: anthropic.Anthropic, client: openai.OpenAI) -> None:
+    turns: Any = [USER, {"role": "assistant", "content": "return x"}]
+    extra = {"continue_final_message": True, "add_generation_prompt": False}
+    said = chat(client, turns, max_tokens=8, extra_body=extra)
+    made = claude.messages.create(model="tiny", max_tokens=8, messages=turns, **GREEDY)
+    assert made.content[0].text == said.choices[0].message.content
+
+
+def test_messages_call_tools_and_take_their_results(claude: anthropic.Anthropic) -> None:
+    fields: Any = {"model": "tiny", "max_tokens": 300, "tools": [TOOL], "messages": [USER], **GREEDY}
+    once: Any = {"type": "any", "disable_parallel_tool_use": True}
+    made = claude.messages.create(tool_choice=once, **fields)
+    (block,) = made.content
+    assert (block.type, block.name, made.stop_reason) == ("tool_use", "weather", "tool_use")
+    jsonschema.validate(block.input, PARAMETERS)
+    with claude.messages.stream(tool_choice=once, **fields) as stream:
+        pieces = [event for event in stream if event.type == "input_json"]
+        whole = stream.get_final_message()
+    assert len(pieces) > 2, "letter by letter"
+    assert whole.content[0].input == block.input
+    named = claude.messages.create(tool_choice={"type": "tool", "name": "weather"}, **fields)
+    assert named.content[0].input == block.input
+
+    results: Any = {"type": "tool_result", "tool_use_id": block.id, "content": [{"type": "text", "text": "rain"}]}
+    turns = [USER, made.to_param(), {"role": "user", "content": [results, {"type": "text", "text": "Go on."}]}]
+    after = claude.messages.create(**{**fields, "messages": turns, "max_tokens": 4})
+    assert after.usage.input_tokens + (after.usage.cache_read_input_tokens or 0) > made.usage.input_tokens
+
+
+def test_a_message_in_a_form(claude: anthropic.Anthropic) -> None:
+    made = claude.messages.parse(model="tiny", max_tokens=200, messages=[USER], output_format=Thing)
+    assert isinstance(made.parsed_output, Thing)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
+        ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].role"),
+        ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "no"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"container": "x"}, "container"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "no"}}}}, "output_config.format"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_message_cannot_have_is_refused_by_name(
+    fields: dict[str, Any], named: str, stream: bool, claude: anthropic.Anthropic, cell: HttpCell
+) -> None:
+    body = {"model": "tiny", "max_tokens": 4, "messages": [USER], "stream": stream, **fields}
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        claude.post("/v1/messages", body=body, cast_to=object)
+    error = refused.value.body
+    assert isinstance(error, dict)
+    assert error["type"] == "error"
+    assert error["error"]["type"] == "invalid_request_error"
+    assert error["error"]["message"].startswith(named)
+    cell.freed()
+
+
+def test_an_unknown_model_is_not_found_in_anthropic_s_words(claude: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
+        claude.messages.create(model="claude", max_tokens=4, messages=[USER])
+
+
+def test_a_response_says_what_a_chat_says(client: openai.OpenAI, cell: HttpCell) -> None:
+    said = chat(client, [{"role": "system", "content": "Be brief."}, USER], max_tokens=24)
+    fields: Any = {"model": "tiny", "instructions": "Be brief.", "max_output_tokens": 24, "temperature": 0.0}
+    made = client.responses.create(input="def f", **fields)
+    assert made.output_text == said.choices[0].message.content
+    assert (made.status, made.store if hasattr(made, "store") else False) == ("incomplete", False)
+    assert made.incomplete_details is not None
+    assert made.incomplete_details.reason == "max_output_tokens"
+    assert made.usage is not None
+    assert made.usage.input_tokens == said.usage.prompt_tokens
+    assert made.usage.output_tokens == said.usage.completion_tokens
+    kinds, text, numbers = [], "", []
+    with client.responses.stream(input=[USER], **fields) as stream:
+        for event in stream:
+            kinds.append(event.type)
+            numbers.append(event.sequence_number)
+            text += event.delta if event.type == "response.output_text.delta" else ""
+            if event.type == "response.incomplete":
+                assert event.response.output_text == made.output_text
+    assert text == made.output_text
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
+    assert kinds[-1] == "response.incomplete"
+    assert numbers == list(range(len(numbers)))
+    cell.freed()
+
+
+def test_responses_call_tools_and_take_their_results(client: openai.OpenAI) -> None:
+    fields: Any = {"model": "tiny", "max_output_tokens": 300, "temperature": 0.0, "tools": [FUNCTION]}
+    once = {"tool_choice": "required", "parallel_tool_calls": False}
+    made = client.responses.create(input="def f", **once, **fields)
+    (call,) = made.output
+    assert (call.type, call.name, made.status) == ("function_call", "weather", "completed")
+    jsonschema.validate(json.loads(call.arguments), PARAMETERS)
+    with client.responses.stream(input="def f", **once, **fields) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+    assert len(pieces) > 2, "letter by letter"
+    assert "".join(pieces) == call.arguments
+    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    after = client.responses.create(input=[USER, *made.output, output], **{**fields, "max_output_tokens": 4})
+    assert after.usage is not None
+    assert made.usage is not None
+    assert after.usage.input_tokens > made.usage.input_tokens
+
+
+def test_a_response_in_a_form(client: openai.OpenAI) -> None:
+    made = client.responses.parse(model="tiny", input="x =", text_format=Thing, max_output_tokens=200)
+    assert isinstance(made.output_parsed, Thing)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"store": True}, "store"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{**FUNCTION, "name": "a b"}]}, "tools[0].name"),
+        ({"include": ["message.output_text.logprobs"]}, "include[0]"),
+        ({"n": 2}, "n"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "no"}}}}, "text.format"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_response_cannot_have_is_refused_by_name(
+    fields: dict[str, Any], param: str, stream: bool, client: openai.OpenAI, cell: HttpCell
+) -> None:
+    body = {"model": "tiny", "input": "x", "stream": stream, **fields}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.post("/responses", body=body, cast_to=object)
+    assert refused.value.param == param
+    cell.freed()

@@ -1,0 +1,91 @@
+"""Answers in a form whose verifier is lost, that are preempted, or whose coordinator goes: word for word as if calm."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from faults.promises import take_out_youngest
+
+from dspark.client import AsyncClient, Completion
+from tests.services.http_cell import DRAFTER, TARGET
+from tests.services.test_resume import Site
+from tests.services.test_verifier_lost import Pool
+
+pytestmark = pytest.mark.services
+
+WORDS = {"type": "array", "items": {"type": "string", "maxLength": 8}, "minItems": 6, "maxItems": 6}
+FORM = {"json_schema": WORDS}
+OPTIONS: dict[str, Any] = {"max_tokens": 300, "constraint": FORM, "policy": "fixed:3", "timeout": 60.0, "n": 2}
+LAWS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0, "repetition_penalty": 1.2},
+    "coupled": {"temperature": 1.0, "seed": 11, "rule": "coupled"},
+}
+
+
+async def moved(endpoint: str, move: Callable[[], Awaitable[None]], **law: Any) -> tuple[list[Any], list[Any]]:
+    """Ids of a calm run, and of one that is moved in its middle."""
+    async with AsyncClient(endpoint) as client:
+        calm = await client.complete([70, 71, 72], **OPTIONS, **law)
+        stream = client.generate([70, 71, 72], **OPTIONS, **law, resume_s=20.0)
+        events = [await anext(stream), await anext(stream)]
+        await move()
+        events += [event async for event in stream]
+    hurt = Completion.of(events)
+    for choice in hurt.choices:
+        assert choice.finish_reason == "stop"
+        jsonschema.validate(json.loads(choice.text), WORDS)
+    return [choice.token_ids for choice in calm.choices], [choice.token_ids for choice in hurt.choices]
+
+
+@pytest.mark.parametrize("law", LAWS)
+async def test_a_verifier_is_lost(law: str) -> None:
+    pool = Pool(TARGET, DRAFTER)
+    await pool.start(2, target=str(TARGET))
+    try:
+        calm, hurt = await moved(pool.coordinator.endpoint, pool.lose, **LAWS[law])
+        assert hurt == calm
+        assert pool.coordinator.metrics.value("handovers_total", reason="lost") >= 1
+    finally:
+        await pool.close()
+
+
+@pytest.mark.parametrize("law", LAWS)
+async def test_it_is_preempted(law: str) -> None:
+    pool = Pool(TARGET, DRAFTER)
+    await pool.start(1, target=str(TARGET))
+
+    async def preempt() -> None:
+        for _ in range(3):
+            for lane in pool.coordinator.membership.lanes:
+                take_out_youngest(lane)
+            await asyncio.sleep(0.05)
+
+    try:
+        calm, hurt = await moved(pool.coordinator.endpoint, preempt, **LAWS[law])
+        assert hurt == calm
+        assert pool.coordinator.metrics.value("num_preemptions_total") >= 1
+    finally:
+        await pool.close()
+
+
+@pytest.mark.parametrize("law", LAWS)
+async def test_the_coordinator_goes_and_comes_back(law: str, tmp_path: Path) -> None:
+    site = Site(TARGET, DRAFTER, tmp_path / "journal")
+    await site.start()
+
+    async def restart() -> None:
+        await site.goes()
+        await site.comes()
+
+    try:
+        calm, hurt = await moved(site.coordinator.endpoint, restart, **LAWS[law])
+        assert hurt == calm
+        assert site.coordinator.metrics.value("prefills_total", reason="resumed") >= 1
+    finally:
+        await site.close()

@@ -1,0 +1,182 @@
+"""The law of answers in a form, over the wire: `python -m tests.wire_law.forms`.
+
+A random pair over pieces of JSON, and a schema with few texts that can each be spelled in many ways. What may come is
+read off the list of texts alone, and the target's law of every spelling is enumerated by transformers and numpy: no
+part of the product computes what is expected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import torch
+
+from deploy.processes import ProcessCell
+from dspark.client import AsyncClient
+from tests.wire_law.pair import write_tiny_pair
+from tests.wire_law.statistics import holm, p_value
+
+DRAWS, SEED = 50_000, 32
+RULES, POLICIES = ("token", "block", "coupled"), ("fixed:3", "adaptive")
+P_BAR = 0.001
+CONCURRENCY = CHOICES = 16
+KINDS, FLAGS = ("a", "ab", "bab"), (True, False)
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"k": {"enum": list(KINDS)}, "n": {"type": "boolean"}},
+    "required": ["k", "n"],
+    "additionalProperties": False,
+}
+# No white space: there is one text to each value.
+TEXTS = tuple(json.dumps({"k": kind, "n": flag}, separators=(",", ":")) for kind in KINDS for flag in FLAGS)
+WORDS = (
+    '{"k":"', '{"', 'k":"', "a", "b", "ab", "ba", '","n":', '","', 'n":', "true", "tr", "ue", "false", "fal",
+    "se", "}", "true}", "x", "0",
+)  # fmt: skip
+END, MASK = len(WORDS), len(WORDS) + 1
+VOCABULARY = len(WORDS) + 2
+PROMPT = (3, 4, 18, 6, 19)
+Spelling = tuple[int, ...]
+
+
+def write_pair(folder: Path, seed: int) -> tuple[Path, Path]:
+    """(target, drafter), the target with a tokenizer of `WORDS` and a token that ends an answer."""
+    from tokenizers import Tokenizer, decoders, models
+
+    target, drafter = write_tiny_pair(folder, vocabulary=VOCABULARY, seed=seed)
+    words = {word: number for number, word in enumerate((*WORDS, "<end>", "<mask>"))}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<mask>"))
+    tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
+    tokenizer.add_special_tokens(["<end>", "<mask>"])
+    tokenizer.save(str(target / "tokenizer.json"))
+    (target / "generation_config.json").write_text(json.dumps({"eos_token_id": END}), encoding="utf-8")
+    return target, drafter
+
+
+def may_come(said: str) -> list[int]:
+    """Tokens that go on with a text, or end it."""
+    going = [number for number, word in enumerate(WORDS) if any(text.startswith(said + word) for text in TEXTS)]
+    return [*going, END] if said in TEXTS else going
+
+
+def law_of(target: Path) -> dict[Spelling, float]:
+    """The chance of every spelling, its end included."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).double().eval()
+    found: dict[Spelling, float] = {}
+    waiting: list[tuple[Spelling, str, float]] = [((), "", 1.0)]
+    while waiting:
+        spelling, said, chance = waiting.pop()
+        tokens = may_come(said)
+        with torch.no_grad():
+            logits = model(torch.tensor([[*PROMPT, *spelling]])).logits[0, -1].numpy()[tokens]
+        weights = np.exp(logits - logits.max())
+        for token, part in zip(tokens, weights / weights.sum(), strict=True):
+            if token == END:
+                found[*spelling, END] = chance * float(part)
+            else:
+                waiting.append(((*spelling, token), said + WORDS[token], chance * float(part)))
+    return found
+
+
+async def drawn(endpoint: str, draws: int, *, seed: int, **options: Any) -> tuple[Counter[Spelling], int, float]:
+    """(how often each spelling came, answers that do not fit the schema, tokens a round)."""
+    counts, unfit, sums = Counter[Spelling](), 0, Counter[str]()
+    seeds = iter(range(seed, seed + -(-draws // CHOICES)))
+
+    async def ask(client: AsyncClient) -> None:
+        nonlocal unfit
+        for each in seeds:
+            answer = await client.complete(
+                list(PROMPT), temperature=1.0, max_tokens=32, n=CHOICES, seed=each, timeout=300.0,
+                constraint={"json_schema": SCHEMA}, **options,
+            )  # fmt: skip
+            for choice in answer.choices:
+                counts[tuple(choice.token_ids)] += 1
+                unfit += not _fits(choice.text)
+            sums["rounds"] += answer.end.speculation.rounds
+            sums["accepted"] += answer.end.speculation.accepted_tokens
+
+    async with AsyncClient(endpoint) as client, asyncio.TaskGroup() as group:
+        for _ in range(CONCURRENCY):
+            group.create_task(ask(client))
+    return counts, unfit, 1 + sums["accepted"] / max(sums["rounds"], 1)
+
+
+def _fits(text: str) -> bool:
+    try:
+        jsonschema.validate(json.loads(text), SCHEMA)
+    except (ValueError, jsonschema.ValidationError):
+        return False
+    return True
+
+
+def judge(law: dict[Spelling, float], counts: Counter[Spelling]) -> float:
+    """p of the spellings that came; 0 where one came that may not."""
+    if counts.keys() - law.keys():
+        return 0.0
+    spellings = list(law)
+    return p_value(np.array([law[each] for each in spellings]), np.array([counts[each] for each in spellings]))
+
+
+def measure(
+    endpoint: str, target: Path, draws: int, *, seed: int, rules: Sequence[str] = RULES
+) -> list[dict[str, Any]]:
+    """A row for each rule and policy, of `draws` answers a rule."""
+    law = law_of(target)
+    rows = []
+    for number, (rule, policy) in enumerate(itertools.product(rules, POLICIES)):
+        first = seed + number * draws
+        each = draws // len(POLICIES)
+        counts, unfit, tokens = asyncio.run(drawn(endpoint, each, seed=first, rule=rule, policy=policy))
+        rows.append(
+            {
+                "rule": rule,
+                "policy": policy,
+                "answers": counts.total(),
+                "unfit": unfit,
+                "spellings": len(law),
+                "seen": len(counts),
+                "tokens_a_round": round(tokens, 2),
+                "p": judge(law, counts),
+            }
+        )
+    for row, value in zip(rows, holm([row["p"] for row in rows]), strict=True):
+        row["p_corrected"] = value
+    return rows
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.wire_law.forms", description=__doc__)
+    parser.add_argument("--draws", type=int, default=DRAWS, metavar="N", help=f"answers a rule ({DRAWS})")
+    parser.add_argument("--seed", type=int, default=SEED, help="first request seed, and key of the checkpoints")
+    parser.add_argument("--only", default="", metavar="RULE", help="one rule")
+    args = parser.parse_args(argv)
+    rules = [rule for rule in RULES if args.only in rule]
+    with tempfile.TemporaryDirectory(prefix="dspark-law-") as folder:
+        target, drafter = write_pair(Path(folder), args.seed)
+        with ProcessCell(target, drafter, draft={"q_entries": VOCABULARY - 1}) as cell:
+            rows = measure(cell.endpoint, target, args.draws, seed=args.seed, rules=rules)
+    for row in rows:
+        print(json.dumps(row))
+    least, unfit = min(row["p_corrected"] for row in rows), sum(row["unfit"] for row in rows)
+    holds = least > P_BAR and not unfit
+    value = {"p_corrected": least, "unfit": unfit, "answers": sum(row["answers"] for row in rows)}
+    print(json.dumps({"row": "wire-law-forms", "value": value, "bar": f"p > {P_BAR}, all valid", "holds": holds}))
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
