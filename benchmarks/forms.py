@@ -109,7 +109,7 @@ def compiled(grammars: Grammars, constraint: Constraint) -> Grammar | None:
 
 def own_compiler(folder: Path, vocab_size: int, stop_ids: Sequence[int]) -> Callable[[Constraint], float]:
     """Milliseconds of processor time that a grammar takes to be compiled, sent and read, whatever else runs here."""
-    words = read_token_bytes(folder, vocab_size) or []
+    words = read_token_bytes(folder, vocab_size, special_too=True) or []
     info = xgrammar.TokenizerInfo(words, vocab_size=vocab_size, stop_token_ids=list(stop_ids))
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 

@@ -1,4 +1,4 @@
-"""Answers in 200 schemas and 100 regular expressions on the shipped pair, at temperature 0: `off`, and the default policy.
+"""Answers in 200 schemas and 100 expressions on the shipped pair, at temperature 0: `off`, and the default policy.
 
     python -m benchmarks.forms_answers --part 1/12 --kept FILE
     python -m benchmarks.forms_answers --kept FILE            # whatever of it is not done yet, then the row
@@ -37,12 +37,14 @@ def cases() -> Iterator[tuple[str, dict[str, Any], str]]:
         yield name, {"regex": expression}, f"Write one example of a text that fits the pattern {expression}"
 
 
-def ask(client: httpx.Client, question: str, form: dict[str, Any] | None, policy: str) -> dict[str, Any]:
+def ask(
+    client: httpx.Client, question: str, form: dict[str, Any] | None, policy: str, *, longest: int = LONGEST
+) -> dict[str, Any]:
     """One answer: text, ids, whether it ended by itself, tokens a second."""
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": question}],
         "temperature": 0.0,
-        "max_tokens": LONGEST,
+        "max_tokens": longest,
         "return_token_ids": True,
     }
     if policy:
@@ -75,7 +77,7 @@ def valid(form: dict[str, Any], text: str) -> bool:
 
 def case(client: httpx.Client, name: str, form: dict[str, Any], question: str) -> dict[str, Any]:
     """One row of the file."""
-    ask(client, question, form, "off")  # compiles the form, and fills the prefix cache
+    ask(client, question, form, "off", longest=1)  # compiles the form, and fills the prefix cache
     plain, drafted = ask(client, question, form, "off"), ask(client, question, form, "")
     free = ask(client, question, None, "")
     return {

@@ -33,10 +33,11 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
-def read_token_bytes(folder: Path, vocab_size: int) -> list[bytes] | None:
+def read_token_bytes(folder: Path, vocab_size: int, *, special_too: bool = False) -> list[bytes] | None:
     """Of ids 0 .. vocab_size - 1; empty for special tokens and for ids that no entry has. None without a tokenizer.
 
-    Raises ConfigError where the files cannot be read.
+    special_too: special tokens have bytes that no text has, so that they can be asked for by their ids. Raises
+    ConfigError where the files cannot be read.
     """
     path = folder / FILE
     if not path.is_file():
@@ -48,7 +49,9 @@ def read_token_bytes(folder: Path, vocab_size: int) -> list[bytes] | None:
         added = raw.get("added_tokens") or []
         special = {each["content"] for each in added if each["special"]} | set(special_tokens(folder / CONFIG))
         of = {token: spelled(name) for name, token in pairs if name not in special}
-        of |= {each["id"]: b"" if each["content"] in special else spelled(each["content"]) for each in added}
+        for each in added:
+            no_text = b"\xff\xff%d" % each["id"] if special_too else b""
+            of[each["id"]] = no_text if each["content"] in special else spelled(each["content"])
     except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise ConfigError(f"target: {path} cannot be read: {error}") from error
     return [of.get(token, b"") for token in range(vocab_size)]

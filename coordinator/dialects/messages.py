@@ -20,13 +20,14 @@ from coordinator.reception.input_processor import prompt_bytes
 
 
 def routes(api: Api) -> APIRouter:
+    arguments = api.template.arguments if api.template is not None else frozenset[str]()
     router = APIRouter(tags=["Anthropic"], dependencies=[Depends(api.guard)])
 
     @router.post("/v1/messages", openapi_extra=described_by(MessagesBody))
     async def messages(request: Request) -> Response:
         """Answers a conversation."""
         body = await read_body(request, MessagesBody, prompt_bytes(api.processor.cell))
-        chat = translated(body)
+        chat = translated(body, arguments)
         return await answer_chat(api, request, chat, MessageWriter, kind="msg", stream=bool(body.stream))
 
     @router.post("/v1/messages/count_tokens", openapi_extra=described_by(CountBody))
@@ -34,7 +35,7 @@ def routes(api: Api) -> APIRouter:
         """How many tokens a conversation is."""
         body = await read_body(request, CountBody, prompt_bytes(api.processor.cell))
         api.check_model(body.model, api.processor.cell.terms())
-        _, chat = await translated_chat(api, translated(body))
+        _, chat = await translated_chat(api, translated(body, arguments))
         return JSONResponse({"input_tokens": len(chat.prompt)})
 
     return router

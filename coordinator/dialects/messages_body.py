@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from typing import Any, Literal, Self
 
 from pydantic import Field
@@ -16,7 +17,7 @@ _NAMES = (
     (r"stop$", "stop_sequences"),
     ("response_format", "output_config.format"),
     ("reasoning_effort", "output_config.effort"),
-    ("enable_thinking", "thinking"),
+    ("thinking_token_budget", "thinking.budget_tokens"),
     (r"tools\[(\d+)\]\.function\.parameters", r"tools[\1].input_schema"),
     (r"tools\[(\d+)\]\.function", r"tools[\1]"),
     (r"tool_choice\.function", "tool_choice"),
@@ -90,8 +91,8 @@ class CountBody(MessagesBody):
     max_tokens: int = 1
 
 
-def translated(body: MessagesBody) -> Translated:
-    """Raises InvalidRequest naming a field of the body."""
+def translated(body: MessagesBody, arguments: Container[str]) -> Translated:
+    """arguments: of the target's chat template. Raises InvalidRequest naming a field of the body."""
     messages: list[Object] = []
     places: list[str] = []
     if body.system:
@@ -112,7 +113,7 @@ def translated(body: MessagesBody) -> Translated:
         "tools": [_tool(tool) for tool in body.tools] if body.tools else None,
         **_choice(body.tool_choice),
         **_output(body.output_config),
-        **_thinking(body.thinking),
+        **_thinking(body.thinking, arguments),
         **ours(body),
     }
     if messages and messages[-1]["role"] == "assistant":  # the answer goes on with it
@@ -200,12 +201,12 @@ def _output(config: OutputConfig | None) -> Object:
     return {"response_format": form, "reasoning_effort": config.effort}
 
 
-def _thinking(asked: Thinking | None) -> Object:
-    if asked is None or asked.type == "disabled":
+def _thinking(asked: Thinking | None, arguments: Container[str]) -> Object:
+    """Where the template cannot be told, the target does as it does."""
+    if asked is None:
         return {}
-    if asked.budget_tokens is not None:
-        raise Unsupported("thinking.budget_tokens", "is not supported; max_tokens bounds thinking and answer together")
-    return {"enable_thinking": True}
+    said = {"enable_thinking": asked.type != "disabled"} if "enable_thinking" in arguments else {}
+    return said | {"thinking_token_budget": asked.budget_tokens}
 
 
 def arguments_of(written: str) -> Any:

@@ -20,12 +20,13 @@ from coordinator.answers.answer import End
 from coordinator.beside import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import Asking
-from coordinator.http.calls import CallReader, Part
+from coordinator.http.calls import Part
 from coordinator.http.chat import Chat, read_chat
 from coordinator.http.errors import param_of
 from coordinator.http.forms import StructuredOutputs
 from coordinator.http.reply import MANY, Object, begin, respond, usage_of
 from coordinator.http.schema import ChatBody, SpeculationFields
+from coordinator.http.thoughts import PlainReader, Reader
 from dspark.errors import InvalidRequest
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
@@ -110,16 +111,6 @@ class Writer(Protocol):
         """What is said where it fails on the way."""
 
 
-class _Plain:
-    """Reads an answer in which nothing may be called."""
-
-    def push(self, text: str) -> list[Part]:
-        return [Part(text=text)] if text else []
-
-    def close(self) -> list[Part]:
-        return []
-
-
 async def translated_chat(api: Api, translated: Translated) -> tuple[ChatBody, Chat]:
     """The chat that a body stands for."""
     with translated.naming():
@@ -142,7 +133,7 @@ async def answer_chat(
     with translated.naming():
         begun = await begin(api, request, body, [chat.prompt], chat.options, kind=kind, names=chat.names)
     writer = make_writer(begun.name, model)
-    reader = CallReader(chat.calling.format) if chat.calling is not None else _Plain()
+    reader = chat.reader() if chat.reader is not None else PlainReader()
     told = _told(begun.asking, reader, writer, translated)
 
     async def whole() -> bytes:
@@ -157,9 +148,7 @@ async def answer_chat(
     return await respond(api, request, begun, _events(told, begun.asking) if stream else None, whole, failed)
 
 
-async def _told(
-    asking: Asking, reader: CallReader | _Plain, writer: Writer, translated: Translated
-) -> AsyncGenerator[list[Object]]:
+async def _told(asking: Asking, reader: Reader, writer: Writer, translated: Translated) -> AsyncGenerator[list[Object]]:
     """What is said together. The first of it waits until something is known, so that an error has a status."""
     answer, begun = asking.streams[0].output.answers[0], False
     with translated.naming():

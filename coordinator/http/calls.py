@@ -80,7 +80,7 @@ class CallReader:
             if found[0] == self._form.trigger:
                 self._call = _Call(self._form)
             return True
-        keep = max((_overlap(self._held, mark) for mark in self._marks), default=0)
+        keep = max((overlap(self._held, mark) for mark in self._marks), default=0)
         # White space before a call is none of the answer.
         blank = "\n" if self._said or not self.calls else " \t\r\n"
         while self._marks and keep < min(len(self._held), _BLANK) and self._held[-keep - 1] in blank:
@@ -116,7 +116,7 @@ class CallReader:
         """Takes off what closes a call."""
         form, rest = self._form, self._held.lstrip()
         if form.parted and rest[:1] == form.parted:
-            self._tail, self._call, self._held = False, _Call(form), rest[1:]
+            self._tail, self._call, self._held = False, _Call(form, listed=False), rest[1:]
         elif form.close and rest.startswith(form.close):
             self._tail, self._held = False, rest[len(form.close) :]
         elif form.close.startswith(rest) and len(self._held) < len(form.close) + _BLANK:
@@ -129,12 +129,12 @@ class CallReader:
 class _Call:
     """One that is being read. over: it has ended, or is none."""
 
-    def __init__(self, form: Format) -> None:
+    def __init__(self, form: Format, *, listed: bool = True) -> None:
         self._form = form
         self._before = [form.trigger] if form.marked else []  # all that was read, until it is told
         self._size = 0
         self._head = ""  # of a name that stands before its arguments
-        self._keys = JsonKeys() if form.parameters else None
+        self._keys = JsonKeys(listed=listed and bool(form.parted)) if form.parameters else None
         self._values: dict[str, list[str]] = {"name": [], form.parameters: []}  # those of a call that is one object
         self._value: JsonValue | None = None  # arguments that stand by themselves
         self._ready = self._whole = False  # all arguments have come; they were told at once
@@ -230,6 +230,6 @@ def new_call_id(form: Format | None = None) -> str:
     return secrets.token_hex(5)[:9] if form is not None and form.short_ids else f"call_{secrets.token_hex(12)}"
 
 
-def _overlap(text: str, mark: str) -> int:
+def overlap(text: str, mark: str) -> int:
     """Characters at the end of a text that a mark could begin with."""
     return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-size:])), 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Depends, Request
@@ -12,11 +14,13 @@ from coordinator.beside import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import Scored, sampling
 from coordinator.http.calls import CallReader, Part
-from coordinator.http.forms import form_of
+from coordinator.http.forms import Form, form_of
+from coordinator.http.harmony import BEGINS, HarmonyReader
 from coordinator.http.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from coordinator.http.reply import Object, answered
 from coordinator.http.schema import ChatBody, described_by, read_body
 from coordinator.http.template import ChatTemplate, read_messages
+from coordinator.http.thoughts import BEGIN, END, PlainReader, Reader, ThoughtReader, with_budget
 from coordinator.http.tools import Calling, read_tools
 from coordinator.reception.input_processor import LONG_TEXT, encoded, prompt_bytes
 from coordinator.reception.output_processor import OutputChunk
@@ -31,6 +35,7 @@ _NAMES = {
     "sampling_params.logprobs": "top_logprobs",
 }
 _HERE = "CONTINUE_FINAL_MESSAGE_TAG "  # the space tells whether the template trims
+_TAIL = 8  # tokens of a prompt that tell whether it has begun thoughts
 _KEYWORDS = ("enable_thinking", "reasoning_effort")  # arguments of templates that have a field of their own
 
 
@@ -43,18 +48,19 @@ def routes(api: Api) -> APIRouter:
         """Answers a conversation."""
         body = await read_body(request, ChatBody, prompt_bytes(api.processor.cell))
         chat = await read_chat(api, body)
-        shape = ChatShape(texts, chat.calling)
+        shape = ChatShape(texts, chat.reader)
         return await answered(api, request, body, [chat.prompt], chat.options, shape, kind="chatcmpl", names=chat.names)
 
     return router
 
 
 class Chat(NamedTuple):
-    """A conversation that is to go on. names: what fields of the gRPC interface are called in its body."""
+    """A conversation that is to go on. reader: makes one of each answer; None where an answer is nothing but text.
+    names: what fields of the gRPC interface are called in its body."""
 
     prompt: tuple[int, ...]
     options: Sampling
-    calling: Calling | None
+    reader: Callable[[], Reader] | None
     names: dict[str, str]
 
 
@@ -67,29 +73,61 @@ async def read_chat(api: Api, body: ChatBody) -> Chat:
         names["constraint"] = "tools"
     if body.max_completion_tokens is not None:
         names["sampling_params.max_tokens"] = "max_completion_tokens"
-    options = sampling(
-        body,
-        max_tokens=_max_tokens(api, body, prompt),
-        logprobs=_logprobs(body),
-        form=calling.form if calling is not None else None,
-    )
-    return Chat(prompt, options, calling, names)
+    form = calling.form if calling is not None else None
+    given, reader = form or form_of(body.response_format, body.structured_outputs)[1], None
+    if api.template is not None and (calling is not None or api.template.marks_thoughts or api.template.has_channels):
+        assert api.processor.tokenizer is not None
+        tail = api.processor.tokenizer.decode(prompt[-_TAIL:], skip_special=False).rstrip()
+        forced = given is not None and (calling is None or calling.forced)
+        inside = tail.endswith(BEGIN) and (body.thinking_token_budget is not None or not forced)
+        reader = partial(_reader, calling, api.template, inside)
+        if body.thinking_token_budget is not None and not tail.endswith(END):
+            form = _bounded(api, body.thinking_token_budget, given, inside)
+            names["constraint"] = "thinking_token_budget"
+    elif body.thinking_token_budget is not None:
+        raise Unsupported("thinking_token_budget", "the target's chat template marks no thoughts")
+    options = sampling(body, max_tokens=_max_tokens(api, body, prompt), logprobs=_logprobs(body), form=form)
+    if reader is not None and body.skip_special_tokens is None and _special_marks(api, calling):
+        options = replace(options, skip_special_tokens=False)
+    return Chat(prompt, options, reader, names)
+
+
+def _reader(calling: Calling | None, template: ChatTemplate, inside: bool) -> Reader:
+    if template.has_channels:
+        return HarmonyReader()
+    rest: Reader = CallReader(calling.format) if calling is not None else PlainReader()
+    return ThoughtReader(rest, inside=inside) if template.marks_thoughts else rest
+
+
+def _bounded(api: Api, budget: int, form: Form | None, inside: bool) -> Form:
+    tokenizer = api.processor.tokenizer
+    assert tokenizer is not None
+    token, special = tokenizer.id_of(END), tokenizer.special_ids()
+    return with_budget(budget, form, inside=inside, token=token, special=special)
+
+
+def _special_marks(api: Api, calling: Calling | None) -> bool:
+    """Whether what parts an answer is written in tokens that are no text."""
+    assert api.template is not None
+    assert api.processor.tokenizer is not None
+    marks = (BEGINS,) if api.template.has_channels else calling.format.marks if calling is not None else ()
+    return not api.processor.tokenizer.special_ids().keys().isdisjoint(marks)
 
 
 class ChatShape:
-    """`chat.completion` or its chunks, with the calls of tools that answers hold where there are tools."""
+    """`chat.completion` or its chunks, with the thoughts and the calls of tools that answers hold."""
 
     whole_object, part_object = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, texts: TokenTexts, calling: Calling | None = None) -> None:
-        self._texts, self._calling = texts, calling
-        self._readers: dict[int, CallReader] = {}  # by answer
+    def __init__(self, texts: TokenTexts, make_reader: Callable[[], Reader] | None = None) -> None:
+        self._texts, self._make_reader = texts, make_reader
+        self._readers: dict[int, Reader] = {}  # by answer
 
     def opening(self, prompt: int, scored: Scored | None) -> Object | None:
         return {"delta": {"role": "assistant", "content": ""}}
 
     def part(self, prompt: int, shown: OutputChunk, ended: bool) -> Object:
-        if self._calling is None:
+        if self._make_reader is None:
             delta: Object = {"content": shown.text} if shown.text or shown.tokens else {}
         else:
             delta = _delta(self._read(shown.index, shown.text, ended))
@@ -104,7 +142,7 @@ class ChatShape:
         content = [one for each in told if each is not None for one in each["content"]]
         text = "".join(shown.text for shown in parts)
         message: Object = {"role": "assistant", "content": text, "refusal": None}
-        if self._calling is not None and parts:
+        if self._make_reader is not None and parts:
             message |= _message(self._read(parts[0].index, text, ended=True))
         return {
             "message": message,
@@ -113,8 +151,8 @@ class ChatShape:
         }
 
     def _read(self, index: int, text: str, ended: bool) -> list[Part]:
-        assert self._calling is not None
-        reader = self._readers.setdefault(index, CallReader(self._calling.format))
+        assert self._make_reader is not None
+        reader = self._readers.get(index) or self._readers.setdefault(index, self._make_reader())
         return [*reader.push(text), *(reader.close() if ended else ())]
 
 
@@ -124,7 +162,10 @@ def read_calling(api: Api, body: ChatBody) -> Calling | None:
         return None
     if api.template is None:
         raise Unsupported("tools", "the target has no chat template")
-    calling = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls, api.template, api.tool_format)
+    tokenizer = api.processor.tokenizer
+    special = tokenizer.special_ids() if tokenizer is not None else {}
+    asked = (body.tools, body.tool_choice, body.parallel_tool_calls)
+    calling = read_tools(*asked, api.template, api.tool_format, special)
     if calling is not None and form_of(body.response_format, body.structured_outputs)[1] is not None:
         raise Unsupported("response_format", "is not supported beside tools that may be called")
     return calling
@@ -197,7 +238,8 @@ def _delta(parts: Sequence[Part]) -> Object:
     calls: dict[int, Object] = {}
     for part in parts:
         if part.call is None:
-            made["content"] = made.get("content", "") + part.text
+            name, said = ("reasoning_content", part.reasoning) if part.reasoning else ("content", part.text)
+            made[name] = made.get(name, "") + said
             continue
         call = calls.setdefault(part.call, {"index": part.call, "function": {"arguments": ""}})
         if part.name:
@@ -213,4 +255,5 @@ def _message(parts: Sequence[Part]) -> Object:
     made = _delta(parts)
     calls = [{key: value for key, value in call.items() if key != "index"} for call in made.get("tool_calls", ())]
     content = made.get("content", "")
-    return {"content": content or None, "tool_calls": calls} if calls else {"content": content}
+    thoughts = {"reasoning_content": made["reasoning_content"]} if "reasoning_content" in made else {}
+    return {"content": content or None, "tool_calls": calls, **thoughts} if calls else {"content": content, **thoughts}

@@ -8,6 +8,7 @@ import json
 _SPACE = " \t\r\n"
 # What comes next, and a character: what comes then.
 _NEXT = {
+    ("[", "["): "{",
     ("{", "{"): "first",
     ("first", '"'): "key",
     ("first", "}"): "over",
@@ -51,10 +52,10 @@ class JsonValue:
 
 
 class JsonKeys:
-    """An object, key by key. broken: it is none."""
+    """An object, key by key. listed: it is the first of a list, which begins with it. broken: it is none."""
 
-    def __init__(self) -> None:
-        self._next, self._key = "{", ""
+    def __init__(self, *, listed: bool = False) -> None:
+        self._next, self._key = "[" if listed else "{", ""
         self._value: JsonValue | None = None
         self.over = self.broken = False
 

@@ -183,6 +183,7 @@ class ChatBody(Body):
     tools: list[Tool] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
+    thinking_token_budget: int | None = None
     # Shorthands for the keyword arguments of these names.
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None

@@ -152,6 +152,8 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
         self._tokens = dict(tokens or {})
+        # How answers are written: what is thought before them marked, or in channels.
+        self.marks_thoughts, self.has_channels = "</think>" in source, "<|channel|>" in source
         try:
             self._template = environment.from_string(source)
             # Keyword arguments that may change what it writes: names it reads, those it sets in some branch included.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -51,33 +51,47 @@ class Chosen(_ToolPart):
     function: Named
 
 
+Shape = dict[str, Any]  # a part of a structural tag
 Choice = Literal["none", "auto", "required"] | Chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How calls are written: `begin`, the name, `middle`, the arguments as JSON, `end`.
+    """How calls are written: `begin`, the name, `middle`, the arguments as JSON, `end`; all of them between `opening`
+    and `closing`, parted by `separator`.
 
-    parameters: what the key of the arguments is called; empty where the name stands before them and is none of the
-    JSON. many: whether an answer may hold several calls. marked: `trigger` is no part of the JSON; where it is, a call
-    is the whole answer. around: what may stand around calls, and is no text. parted: between calls of one list.
-    short_ids: names of calls have nine letters.
+    trigger: announces a call in the middle of a text. close: what follows the JSON of one. parameters: what the key of
+    the arguments is called; empty where the name stands before them and is none of the JSON. many: whether an answer
+    may hold several calls. marked: `trigger` is no part of the JSON; where it is, a call is the whole answer. around:
+    what may stand around calls, and is no text. parted: between calls of one list. short_ids: names of calls have nine
+    letters. free: a call in the middle of a text can be told from what is none by how it begins.
     """
 
     name: str
     begin: str
     middle: str
     end: str
-    trigger: str  # what announces a call in the middle of a text
-    close: str  # what follows the JSON of a call
-    parameters: str
-    many: bool
+    trigger: str
+    close: str
+    parameters: str = ""
+    opening: str = ""
+    closing: str = ""
+    separator: str = "\n"
+    many: bool = True
     marked: bool = True
     around: tuple[str, ...] = ()
     parted: str = ""
     short_ids: bool = False
+    free: bool = True
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What stands in the text of an answer and is none of it."""
+        return (self.trigger, self.middle.strip(), self.close, *self.around) if self.marked else ()
 
 
+_CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
 FORMATS = {
     each.name: each
     for each in (
@@ -89,7 +103,6 @@ FORMATS = {
             trigger="<tool_call>",
             close="</tool_call>",
             parameters="arguments",
-            many=True,
         ),
         Format(
             "llama_json",
@@ -102,6 +115,63 @@ FORMATS = {
             many=False,
             marked=False,
         ),
+        Format(
+            "mistral",
+            '{"name": "',
+            '", "arguments": ',
+            "}",
+            trigger="[TOOL_CALLS]",
+            close="]",
+            parameters="arguments",
+            opening="[TOOL_CALLS] [",
+            closing="]",
+            separator=", ",
+            parted=",",
+            short_ids=True,
+        ),
+        Format(
+            "mistral_named",
+            "[TOOL_CALLS]",
+            "[ARGS]",
+            "",
+            trigger="[TOOL_CALLS]",
+            close="",
+            separator="",
+            short_ids=True,
+        ),
+        Format(
+            "deepseek",
+            f"{_CALL[0]}function{_CALL[1]}",
+            "\n```json\n",
+            f"\n```{_CALL[2]}",
+            trigger=f"{_CALL[0]}function{_CALL[1]}",
+            close=f"```{_CALL[2]}",
+            opening=_CALLS[0],
+            closing=_CALLS[1],
+            around=_CALLS,
+        ),
+        Format(
+            "deepseek_named",
+            _CALL[0],
+            _CALL[1],
+            _CALL[2],
+            trigger=_CALL[0],
+            close=_CALL[2],
+            opening=_CALLS[0],
+            closing=_CALLS[1],
+            separator="",
+            around=_CALLS,
+        ),
+        Format(
+            "gpt_oss",
+            "<|channel|>commentary to=functions.",
+            " <|constrain|>json<|message|>",
+            "",
+            trigger="<|channel|>",
+            close="<|call|>",
+            many=False,
+            free=False,
+        ),
     )
 }
 
@@ -113,6 +183,7 @@ class Calling:
     tools: Sequence[dict[str, Any]]  # as the template takes them
     form: dict[str, Any] | None  # `constraint` of the request, where calls are forced or strict
     format: Format
+    forced: bool  # the answer is a call
 
 
 def format_of(template: ChatTemplate, named: str = "") -> Format | None:
@@ -127,15 +198,32 @@ def format_of(template: ChatTemplate, named: str = "") -> Format | None:
         except InvalidRequest:
             continue
         for each in FORMATS.values():
-            if re.search(re.escape(each.trigger.split(":")[0]) + r"[^<>]*" + _PROBE, text) and each.parameters in text:
+            if _writes(each, text):
                 return each
     return None
 
 
+def _writes(form: Format, text: str) -> bool:
+    """Whether the probe in a template's text is written in this way."""
+    if not form.free:  # the name may stand before its channel
+        return f" to=functions.{_PROBE}" in text
+    if not form.parameters:
+        begin, middle = re.escape(form.begin), re.escape(form.middle.strip())
+        return re.search(rf"{begin}\s?{_PROBE}\s*{middle}", text) is not None
+    begin = re.escape((form.opening or form.trigger).split(":")[0]).replace(r"\ ", r"\s*")
+    return form.parameters in text and re.search(rf"{begin}[^<>]*{_PROBE}", text) is not None
+
+
 def read_tools(
-    tools: Sequence[Tool] | None, choice: Choice | None, parallel: bool | None, template: ChatTemplate, named: str = ""
+    tools: Sequence[Tool] | None,
+    choice: Choice | None,
+    parallel: bool | None,
+    template: ChatTemplate,
+    named: str = "",
+    special: Mapping[str, int] | None = None,
 ) -> Calling | None:
-    """What may be called; None where nothing may. named: a format to use in place of the template's own."""
+    """What may be called; None where nothing may. named: a format to use in place of the template's own. special: ids
+    of the target's tokens that are no text."""
     if not tools:
         if choice not in (None, "none", "auto"):
             raise InvalidRequest("tool_choice", "names a call, and there are no tools")
@@ -147,7 +235,8 @@ def read_tools(
     if form is None or not template.shows_tools:
         raise Unsupported("tools", "the target's chat template shows no tools, or writes calls in no way known here")
     written = [tool.model_dump(exclude_none=True) for tool in tools]
-    return Calling(written, _form(tools, choice, parallel is not False and form.many, form), form)
+    made = _form(tools, choice, parallel is not False and form.many, form, special or {})
+    return Calling(written, made, form, isinstance(choice, Chosen) or choice == "required")
 
 
 def _check(tools: Sequence[Tool]) -> None:
@@ -161,7 +250,9 @@ def _check(tools: Sequence[Tool]) -> None:
             raise InvalidRequest(f"tools[{index}].function.name", f"{name!r} stands twice")
 
 
-def _form(tools: Sequence[Tool], choice: Choice | None, many: bool, form: Format) -> dict[str, Any] | None:
+def _form(
+    tools: Sequence[Tool], choice: Choice | None, many: bool, form: Format, special: Mapping[str, int]
+) -> dict[str, Any] | None:
     chosen = list(tools)
     if isinstance(choice, Chosen):
         chosen = [tool for tool in tools if tool.function.name == choice.function.name]
@@ -171,19 +262,65 @@ def _form(tools: Sequence[Tool], choice: Choice | None, many: bool, form: Format
     forced = isinstance(choice, Chosen) or choice == "required"
     if not forced and many == form.many and not any(tool.function.strict for tool in tools):
         return None
-    tags = [_tag(tool.function, form, strict=forced or bool(tool.function.strict)) for tool in chosen]
-    inside: dict[str, Any] = {"tags": tags, "at_least_one": forced, "stop_after_first": not many}
+    if not forced and not form.free:
+        raise Unsupported("tools", "calls of the target can be held to a schema (strict) only where they are forced")
+    calls = [
+        [
+            *spelled(form.begin + json.dumps(tool.function.name)[1:-1] + form.middle, special),
+            _arguments(tool.function, strict=forced or bool(tool.function.strict)),
+            *spelled(form.end, special),
+        ]
+        for tool in chosen
+    ]
     if forced:
-        inside |= {"type": "tags_with_separator", "separator": "\n"}
+        inside = _sequence(_several(calls, form, special, many))
+    elif form.opening:
+        inside = _triggered([_several(calls, form, special, many)], form.opening, many=False)
     else:
-        inside |= {"type": "triggered_tags", "triggers": [form.trigger]}
+        inside = _triggered(calls, form.trigger, many)
     return {"structural_tag": {"type": "structural_tag", "format": inside}}
 
 
-def _tag(function: Function, form: Format, *, strict: bool) -> dict[str, Any]:
+def _several(calls: list[list[Shape]], form: Format, special: Mapping[str, int], many: bool) -> list[Shape]:
+    """One of the calls, or several, with what stands around all of them."""
+    one = {"type": "or", "elements": [_sequence(call) for call in calls]}
+    more = {"type": "star", "content": _sequence([*spelled(form.separator, special), one])}
+    return [*spelled(form.opening, special), one, *([more] if many else ()), *spelled(form.closing, special)]
+
+
+def _triggered(calls: list[list[Shape]], trigger: str, many: bool) -> Shape:
+    """Free text in which calls that are begun are held to their form."""
+    tags, of_token = [], calls[0][0]["type"] == "token"
+    for first, *rest in calls:
+        begin = first if of_token else first["value"]
+        last = rest.pop() if rest[-1]["type"] == "token" or rest[-1]["type"] == "const_string" else None
+        end = "" if last is None else last if last["type"] == "token" else last["value"]
+        tags.append({"type": "tag", "begin": begin, "content": _sequence(rest), "end": end})
+    common = {"tags": tags, "at_least_one": False, "stop_after_first": not many}
+    if of_token:
+        return {"type": "token_triggered_tags", "trigger_tokens": [calls[0][0]["token"]], **common}
+    return {"type": "triggered_tags", "triggers": [trigger], **common}
+
+
+def _arguments(function: Function, *, strict: bool) -> Shape:
     schema = (function.parameters or {"type": "object", "properties": {}}) if strict else {"type": "object"}
     if not strict:
         schema = {**schema, "additionalProperties": True}
-    begin = form.begin + json.dumps(function.name)[1:-1] + form.middle
-    arguments = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": SPACES}
-    return {"type": "tag", "begin": begin, "content": arguments, "end": form.end}
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": SPACES}
+
+
+def _sequence(parts: list[Shape]) -> Shape:
+    return parts[0] if len(parts) == 1 else {"type": "sequence", "elements": parts}
+
+
+def spelled(text: str, special: Mapping[str, int]) -> list[Shape]:
+    """A text that has to come, as the compiler takes it. special: ids of tokens that are no text."""
+    if not text:
+        return []
+    words = [word for word in special if word in text]
+    pieces = re.split("(" + "|".join(map(re.escape, words)) + ")", text) if words else [text]
+    return [
+        {"type": "token", "token": special[piece]} if piece in special else {"type": "const_string", "value": piece}
+        for piece in pieces
+        if piece
+    ]

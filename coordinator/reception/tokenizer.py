@@ -54,6 +54,15 @@ class Tokenizer:
         name = self.name_of(token)
         return b"" if name is None else self._spelled(name)
 
+    def id_of(self, text: str) -> int | None:
+        """The token that is written so."""
+        token: int | None = self._backend.token_to_id(text)
+        return token
+
+    def special_ids(self) -> dict[str, int]:
+        """Tokens that are no text, by how they are written."""
+        return {each.content: token for token, each in self._backend.get_added_tokens_decoder().items() if each.special}
+
     def encode(self, text: str, *, add_special: bool = True) -> tuple[int, ...]:
         """add_special: let the tokenizer put its own tokens around the text."""
         return tuple(self._backend.encode(text, add_special_tokens=add_special).ids)

@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
     xgrammar = _import_compiler()
 
     requests = socket.socket(fileno=int(fd))
-    words = read_token_bytes(Path(folder), int(vocab_size)) or []
+    words = read_token_bytes(Path(folder), int(vocab_size), special_too=True) or []
     info = xgrammar.TokenizerInfo(words, vocab_size=int(vocab_size), stop_token_ids=json.loads(stops))
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how children ended

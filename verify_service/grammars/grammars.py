@@ -231,5 +231,5 @@ def _missing(folder: Path, stop_ids: Sequence[int]) -> str | None:
 def _tokenizer_info(folder: Path, vocab_size: int, stop_ids: Sequence[int]) -> Any:
     import xgrammar
 
-    words = read_token_bytes(folder, vocab_size) or []
+    words = read_token_bytes(folder, vocab_size, special_too=True) or []
     return xgrammar.TokenizerInfo(words, vocab_size=vocab_size, stop_token_ids=list(stop_ids))

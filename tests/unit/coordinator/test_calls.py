@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import xgrammar
 
 from coordinator.http import objects
 from coordinator.http.calls import CallReader, Part
+from coordinator.http.harmony import HarmonyReader
 from coordinator.http.template import ChatTemplate
-from coordinator.http.tools import FORMATS, format_of
+from coordinator.http.thoughts import PlainReader, ThoughtReader, with_budget
+from coordinator.http.tools import FORMATS, Tool, _form, format_of
+from dspark.errors import Unsupported
 
 TEMPLATES = Path(__file__).parents[2] / "data" / "chat_templates"
 HERMES, LLAMA = FORMATS["hermes"], FORMATS["llama_json"]
 
 
 def read(form: Any, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    reader = CallReader(form)
+    reader = HarmonyReader() if form.name == "gpt_oss" else CallReader(form)
     text, calls = "", list[list[str]]()
     for part in [*(part for piece in pieces for part in reader.push(piece)), *reader.close()]:
         assert part != Part()
@@ -45,9 +50,32 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": ' + ARGUMENTS + "}\n</tool
 TURNED = '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>'
 
 
+MISTRAL, NAMED = FORMATS["mistral"], FORMATS["mistral_named"]
+DEEPSEEK, DEEPSEEK_NAMED, GPT = FORMATS["deepseek"], FORMATS["deepseek_named"], FORMATS["gpt_oss"]
+LISTED = '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}, "id": "abcdefgh1"}]'
+FENCED = "function<｜tool▁sep｜>weather\n```json\n" + ARGUMENTS + "\n```"
+CHANNELS = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>"
+
+
+def around(*calls: str) -> str:
+    written = "".join(f"<｜tool▁call▁begin｜>{call}<｜tool▁call▁end｜>" for call in calls)
+    return f"<｜tool▁calls▁begin｜>{written}<｜tool▁calls▁end｜>"
+
+
 @pytest.mark.parametrize(
     ("form", "written", "text", "calls"),
     [
+        (MISTRAL, LISTED, "", [("f", '{"a": 1}'), ("g", "{}")]),
+        (MISTRAL, f"So: {LISTED} Done.", "So:  Done.", [("f", '{"a": 1}'), ("g", "{}")]),
+        (MISTRAL, "[TOOL_CALLS] nothing", "[TOOL_CALLS] nothing", []),
+        (NAMED, "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]" + ARGUMENTS, "", [("f", "{}"), ("g", ARGUMENTS)]),
+        (NAMED, "[TOOL_CALLS]two words[ARGS]{}", "[TOOL_CALLS]two words[ARGS]{}", []),
+        (DEEPSEEK, around(FENCED, FENCED), "", [("weather", ARGUMENTS)] * 2),
+        (DEEPSEEK_NAMED, "Wait.\n" + around("f<｜tool▁sep｜>{}"), "Wait.", [("f", "{}")]),
+        (GPT, CHANNELS + "final<|message|>Sunny {", "Sunny {", []),
+        (GPT, CHANNELS + "commentary to=functions.f <|constrain|>json<|message|>" + ARGUMENTS, "", [("f", ARGUMENTS)]),
+        (GPT, " to=functions.f<|channel|>commentary json<|message|>{}<|call|>", "", [("f", "{}")]),
+        (GPT, '{"no": "channel"}', '{"no": "channel"}', []),
         (HERMES, "plain <text> {}", "plain <text> {}", []),
         (HERMES, CALL, "", [("weather", ARGUMENTS)]),
         (HERMES, f"Let me see.\n{CALL}\n{CALL}", "Let me see.", [("weather", ARGUMENTS)] * 2),
@@ -85,6 +113,98 @@ def test_calls_are_read_however_the_text_is_cut(
             json.loads(arguments)
 
 
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        (around("function<｜tool▁sep｜>{n}\n```json\n{a}\n```"), "deepseek"),
+        (around("{n}<｜tool▁sep｜>{a}"), "deepseek_named"),
+        ("[TOOL_CALLS]{n}[ARGS]{a}", "mistral_named"),
+        ('[TOOL_CALLS][{{"name": "{n}", "arguments": {a}}}]', "mistral"),
+    ],
+)  # fmt: skip
+def test_marks_of_published_templates_are_known(written: str, name: str) -> None:
+    text = written.format(n="{{ c.name }}", a="{{ c.arguments | tojson }}")
+    source = (
+        "{% for m in messages %}{% if m.tool_calls %}{% set c = m.tool_calls[0].function %}" + text + "{% endif %}"
+        "{% endfor %}"
+    )
+    found = format_of(ChatTemplate(source))
+    assert found is not None
+    assert found.name == name
+
+
+def test_thoughts_are_told_apart_however_the_text_is_cut() -> None:
+    for written, inside, thought, said in (
+        ("\n<think>\nrain?\n\nsun?\n</think>\n\nSunny.\n", False, "rain?\n\nsun?", "Sunny.\n"),
+        ("rain?</think>Sunny.", True, "rain?", "Sunny."),
+        ("never ends </thi", True, "never ends </thi", ""),
+        (" Sunny <think>", False, "", " Sunny <think>"),
+        ("\n\nSunny.", False, "", "\n\nSunny."),
+        ("<think></think>{}", False, "", "{}"),
+        ("<thin", False, "", "<thin"),
+    ):
+        for pieces in cuts(written):
+            reader = ThoughtReader(PlainReader(), inside=inside)
+            parts = [*(part for piece in pieces for part in reader.push(piece)), *reader.close()]
+            assert Part() not in parts
+            told = "".join(part.reasoning for part in parts), "".join(part.text for part in parts)
+            assert told == (thought, said), pieces
+
+
+WORDS = [*map(bytes, zip(range(256), strict=True)), b"\xff\xff256", b"\xff\xff257", b""]
+SPECIAL = {"[TOOL_CALLS]": 256, "</think>": 257}
+TOOLS = [Tool(type="function", function={"name": name, "strict": True}) for name in ("f", "g")]
+WRITTEN = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
+    "llama_json": '{"name": "f", "parameters": {}}',
+    "mistral": '[TOOL_CALLS] [{"name": "g", "arguments": {}}, {"name": "f", "arguments": {}}]',
+    "mistral_named": "[TOOL_CALLS]f[ARGS]{}",
+    "deepseek": around("function<｜tool▁sep｜>f\n```json\n{}\n```"),
+    "deepseek_named": around("f<｜tool▁sep｜>{}", "g<｜tool▁sep｜>{}"),
+    "gpt_oss": "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}",
+}
+
+
+def ids_of(written: str, special: dict[str, int]) -> list[int]:
+    pieces = re.split("(" + "|".join(map(re.escape, special)) + ")", written) if special else [written]
+    return [token for piece in pieces for token in ([special[piece]] if piece in special else piece.encode())]
+
+
+def accepts(form: Any, written: str, special: dict[str, int]) -> bool:
+    info = xgrammar.TokenizerInfo(WORDS, vocab_size=len(WORDS), stop_token_ids=[258])
+    made = xgrammar.GrammarCompiler(info).compile_structural_tag(json.dumps(form["structural_tag"]))
+    matcher = xgrammar.GrammarMatcher(made)
+    return all(map(matcher.accept_token, [*ids_of(written, special), 258]))
+
+
+@pytest.mark.parametrize("special", [{}, SPECIAL], ids=["plain", "special"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_forms_hold_an_answer_to_how_calls_are_written(name: str, special: dict[str, int]) -> None:
+    form, written = FORMATS[name], WRITTEN[name]
+    forced = _form(TOOLS, "required", form.many, form, special)
+    assert accepts(forced, written, special)
+    assert not accepts(forced, "Just text.", special)
+    assert not accepts(forced, written.replace("{}", '{"a": 1}'), special)
+    if not form.free:
+        with pytest.raises(Unsupported, match="forced"):
+            _form(TOOLS, None, form.many, form, special)
+        return
+    free = _form(TOOLS, None, form.many, form, special)
+    assert accepts(free, f"Well, {written}" if form.marked else written, special)
+    assert accepts(free, "Just text.", special)
+    assert not accepts(free, written.replace("{}", "no"), special)
+
+
+def test_a_budget_ends_thoughts_and_a_form_follows() -> None:
+    bounded = with_budget(9, {"choice": ["yes", "no"]}, inside=False, token=257, special=SPECIAL)
+    for thought, fits in ((b"why not?", True), (b"why, oh why not?", False), (b"", True)):
+        written = [*b"<think>\n", *thought, 257, *b"no"]
+        info = xgrammar.TokenizerInfo(WORDS, vocab_size=len(WORDS), stop_token_ids=[258])
+        made = xgrammar.GrammarCompiler(info).compile_structural_tag(json.dumps(bounded["structural_tag"]))
+        matcher = xgrammar.GrammarMatcher(made)
+        assert all(map(matcher.accept_token, [*written, 258])) == fits
+
+
 def test_every_character_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = [0]
     take = objects.JsonValue.take
@@ -116,8 +236,9 @@ def test_arguments_are_told_as_they_are_written() -> None:
 @pytest.mark.parametrize(
     ("template", "name"),
     [("qwen", "hermes"), ("hermes", "hermes"), ("llama_3", "llama_json"), ("chatml", None), ("zephyr", None),
-     ("glm", None), ("mistral", None)],
+     ("glm", None), ("mistral", "mistral"), ("gpt_oss", "gpt_oss")],
 )  # fmt: skip
 def test_the_template_says_how_calls_are_written(template: str, name: str | None) -> None:
-    found = format_of(ChatTemplate((TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")))
+    source = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
+    found = format_of(ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}))
     assert (found.name if found else None) == name

@@ -1,0 +1,147 @@
+"""What a target thinks before it answers: told apart from the answer, and bounded.
+
+Templates that know `<think>` mark thoughts by it and `</think>`; their prompt may have begun them. A budget is a form:
+so many tokens, none of which ends the thoughts, then the token that does, then the answer in its own form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from coordinator.http.calls import Part, overlap
+from coordinator.http.forms import Form
+from coordinator.http.tools import Shape
+from dspark.errors import InvalidRequest, Unsupported
+
+BEGIN, END = "<think>", "</think>"
+MOST = 32_768  # tokens of thoughts
+_BLANK = 64  # characters of white space before thoughts
+_SPACES = 16  # of white space between two parts of JSON
+
+
+class Reader(Protocol):
+    """Makes parts of the text of one answer. calls: so many of tools so far."""
+
+    calls: int
+
+    def push(self, text: str) -> list[Part]:
+        """What is known by now."""
+
+    def close(self) -> list[Part]:
+        """What is left at the end of the answer."""
+
+
+class PlainReader:
+    """Of an answer that is nothing but text."""
+
+    calls = 0
+
+    def push(self, text: str) -> list[Part]:
+        return [Part(text=text)] if text else []
+
+    def close(self) -> list[Part]:
+        return []
+
+
+class ThoughtReader:
+    """Of an answer that thoughts may come before. inside: the prompt has begun them."""
+
+    def __init__(self, rest: Reader, *, inside: bool) -> None:
+        self._rest = rest
+        self._state = "inside" if inside else "before"
+        self._held = ""
+        self._said = False  # of what is told now, anything but line breaks
+
+    @property
+    def calls(self) -> int:
+        return self._rest.calls
+
+    def push(self, text: str) -> list[Part]:
+        self._held += text
+        if self._state == "before":
+            rest = self._held.lstrip()
+            if rest.startswith(BEGIN):
+                self._state, self._held = "inside", rest[len(BEGIN) :]
+            elif BEGIN.startswith(rest) and len(self._held) < _BLANK:
+                return []
+            else:
+                self._state, self._said = "behind", True
+        parts = self._inside() if self._state == "inside" else []
+        return parts + self._behind() if self._state == "behind" else parts
+
+    def close(self) -> list[Part]:
+        if self._state == "inside":
+            return self._thought(self._held.rstrip("\n")) + self._rest.close()
+        self._said |= self._state == "before"
+        return self._behind() + self._rest.close()
+
+    def _inside(self) -> list[Part]:
+        at = self._held.find(END)
+        if at >= 0:
+            parts = self._thought(self._held[:at].rstrip("\n"))
+            self._held, self._state, self._said = self._held[at + len(END) :], "behind", False
+            return parts
+        keep = overlap(self._held, END)
+        while keep < min(len(self._held), _BLANK) and self._held[-keep - 1] == "\n":
+            keep += 1
+        parts = self._thought(self._held[: len(self._held) - keep])
+        self._held = self._held[len(self._held) - keep :]
+        return parts
+
+    def _thought(self, text: str) -> list[Part]:
+        text = text if self._said else text.lstrip("\n")
+        self._said |= bool(text)
+        return [Part(reasoning=text)] if text else []
+
+    def _behind(self) -> list[Part]:
+        """Line breaks between thoughts and answer are of neither."""
+        text, self._held = self._held if self._said else self._held.lstrip("\n"), ""
+        self._said |= bool(text)
+        return self._rest.push(text) if text else []
+
+
+def begun(prompt: str) -> bool:
+    """Whether a prompt has begun thoughts and not ended them."""
+    return prompt.rstrip().endswith(BEGIN)
+
+
+def with_budget(budget: int, form: Form | None, *, inside: bool, token: int | None, special: Mapping[str, int]) -> Form:
+    """A form in which at most `budget` tokens of thoughts come before what `form` says. token: ends thoughts."""
+    if token is None:
+        raise Unsupported("thinking_token_budget", f"the target has no token {END}")
+    if not 0 <= budget <= MOST:
+        raise InvalidRequest("thinking_token_budget", f"must be in 0..{MOST}, got {budget}")
+    thoughts: list[Shape] = [
+        {"type": "repeat", "min": 0, "max": budget, "content": {"type": "exclude_token", "exclude_tokens": [token]}},
+        {"type": "token", "token": token} if END in special else {"type": "const_string", "value": END},
+    ]
+    if not inside:
+        thoughts.insert(0, {"type": "const_string", "value": f"{BEGIN}\n"})
+    return {"structural_tag": {"type": "structural_tag", "format": _behind(thoughts, form)}}
+
+
+def _behind(thoughts: list[Shape], form: Form | None) -> Shape:
+    return {"type": "sequence", "elements": [*thoughts, _part(form)]}
+
+
+def _part(form: Form | None) -> Shape:
+    """A form as a part of a structural tag."""
+    made: Shape
+    match form:
+        case None:
+            return {"type": "any_tokens", "exclude_tokens": []}
+        case {"structural_tag": {"format": made}}:
+            return made
+        case {"json_schema": dict() as schema}:
+            return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _SPACES}
+        case {"json_object": _}:
+            schema = {"type": "object", "additionalProperties": True}
+            return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _SPACES}
+        case {"regex": str() as pattern}:
+            return {"type": "regex", "pattern": pattern}
+        case {"grammar": str() as grammar}:
+            return {"type": "grammar", "grammar": grammar}
+        case {"choice": list() as texts}:
+            return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in texts]}
+    raise Unsupported("thinking_token_budget", "is not supported beside this form")
