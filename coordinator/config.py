@@ -34,7 +34,7 @@ class ClientsConfig(PublicConfig):
     tool_format: str = field(
         default="",
         metadata={
-            "doc": "How the target writes calls of tools: hermes or llama_json; empty reads it off its template."
+            "doc": "How the target writes calls of tools, e.g. hermes (docs/openai.md); empty reads it off its template."
         },
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from faults.promises import take_out_youngest
+from tokenizers import Tokenizer
 
 from dspark.client import AsyncClient, Completion
 from tests.services.http_cell import DRAFTER, TARGET
@@ -20,6 +21,7 @@ from tests.services.test_verifier_lost import Pool
 pytestmark = pytest.mark.services
 
 WORDS = {"type": "array", "items": {"type": "string", "maxLength": 8}, "minItems": 6, "maxItems": 6}
+TEXTS = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
 FORM = {"json_schema": WORDS}
 OPTIONS: dict[str, Any] = {"max_tokens": 300, "constraint": FORM, "policy": "fixed:3", "timeout": 60.0, "n": 2}
 LAWS: dict[str, dict[str, Any]] = {
@@ -39,7 +41,7 @@ async def moved(endpoint: str, move: Callable[[], Awaitable[None]], **law: Any) 
     hurt = Completion.of(events)
     for choice in hurt.choices:
         assert choice.finish_reason == "stop"
-        jsonschema.validate(json.loads(choice.text), WORDS)
+        jsonschema.validate(json.loads(TEXTS.decode(choice.token_ids)), WORDS)
     return [choice.token_ids for choice in calm.choices], [choice.token_ids for choice in hurt.choices]
 
 
