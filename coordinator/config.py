@@ -33,9 +33,7 @@ class ClientsConfig(PublicConfig):
     )
     tool_format: str = field(
         default="",
-        metadata={
-            "doc": "How the target writes calls of tools, e.g. hermes (docs/openai.md); empty reads it off its template."
-        },
+        metadata={"doc": "How the target writes calls of tools, see docs/openai.md; empty reads it off its template."},
     )
 
 
