@@ -21,7 +21,7 @@ from torch import Tensor
 from dspark.decoding.acceptance import DrawsWatch, PackedCase
 from dspark.decoding.draws import Labels
 from dspark.decoding.logprobs import prompt_logprobs
-from dspark.decoding.masking import Masks, mask
+from dspark.decoding.masking import FormCounts, Masks, mask
 from dspark.types import Draws, Refusal, ScoredPrompt, ScoredToken, Verdict
 from verify_service.batch_runner import BatchFailed, PromptChunk, Stepped, spoil
 from verify_service.feature_store import FeatureStore
@@ -102,6 +102,7 @@ class PackedStep:
         self._runner, self._holdings, self._sampler, self._store = runner, holdings, sampler, store
         self.device = threading.Lock()  # who computes on tensors that passes share
         self._near_ties: Counter[int] = Counter()
+        self._forms = FormCounts()
         self._watch = DrawsWatch(secrets.randbits(128))  # its noise is a secret of this process
         self._rounds = 0
         self._ahead = runner.device.type != "cpu"
@@ -113,6 +114,11 @@ class PackedStep:
         """Near-ties of coupled sequences since the last call. By whoever executed."""
         count, self._near_ties = self._near_ties.total(), Counter()
         return count
+
+    def take_form_counts(self) -> FormCounts:
+        """What forms did since the last call."""
+        counts, self._forms = self._forms, FormCounts()
+        return counts
 
     def take_draws(self, items: Sequence[VerifyItem]) -> tuple[dict[int, Labels], list[Draws]]:
         """What the rule saw since the last call: labels by sequence, and sums by the drafters of these items. By
@@ -225,13 +231,16 @@ class PackedStep:
         """What came of it becomes so, but for sequences that have left since."""
         holdings, prepared = self._holdings, executed.prepared
         outcomes: list[Verdict | Refusal] = []
-        for state, item, decided in zip(prepared.states, prepared.items, executed.decided, strict=True):
+        each = zip(prepared.states, prepared.items, executed.decided, prepared.masks, strict=True)
+        for state, item, decided, masks in each:
             if isinstance(decided, Refusal):
                 outcomes.append(decided)
             elif not self._there(state):
                 outcomes.append(unknown(item.cursor))
             else:
                 outcomes.append(self._commit_item(state, item, *decided))
+                if _is_mask(masks):
+                    self._forms = self._forms.with_round(masks, item.draft_ids, decided[0])
         for chunk, scored, logits in zip(prepared.chunks, executed.scored, executed.last_logits, strict=True):
             if self._there(chunk.state):
                 _commit_chunk(chunk, scored)

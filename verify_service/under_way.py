@@ -115,6 +115,7 @@ class UnderWay:
             tokens=tokens,
             forward_ns=self._spent_ns + time.perf_counter_ns() - began,
             near_ties=self._near_ties,
+            forms=self._step.take_form_counts(),
             prefill_tokens=sum(each.tokens for each in progress),
             labels=self._labels,
             draws=self._draws,

@@ -12,7 +12,7 @@ Symbols: l drafted tokens of one sequence, which owns l + 1 rows; V vocabulary; 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,28 @@ class Matcher(Protocol):
 
     def accept(self, tokens: Sequence[int]) -> None:
         """These were committed. What stands behind the end of the answer does not count."""
+
+
+class FormCounts(NamedTuple):
+    """What forms did to tokens that were committed, and to drafts."""
+
+    tokens: int = 0  # committed in some form
+    forced: int = 0  # of these, nothing else might have come
+    refused: int = 0  # blocks that ended at a drafted token that might not come
+
+    def with_round(self, masks: Masks, drafted: Sequence[int], accepted: int) -> FormCounts:
+        """And a round more, which kept so many drafted tokens and added one."""
+        said = masks[: accepted + 1]
+        forced = sum(_single(row) for row in said)
+        reached = accepted < min(len(drafted), len(masks))
+        fell = reached and not masks[accepted, drafted[accepted] // 32] >> drafted[accepted] % 32 & 1
+        return FormCounts(self.tokens + len(said), self.forced + forced, self.refused + bool(fell))
+
+
+def _single(row: Masks) -> bool:
+    """Whether one token may come."""
+    (words,) = row.nonzero()
+    return len(words) == 1 and int(row.view(np.uint32)[words[0]]).bit_count() == 1
 
 
 @torch.inference_mode()

@@ -245,6 +245,11 @@ class Metrics:
         self.coupled_near_ties = self._counter(
             "coupled_near_ties", "Positions of coupled answers led by less than 1e-4 nats: rounding may flip them."
         )
+        self.form_tokens = self._counter("form_tokens", "Tokens of rounds that a form had a say in.")
+        self.form_forced_tokens = self._counter("form_forced_tokens", "Of these, where nothing else might have come.")
+        self.form_refused_drafts = self._counter(
+            "form_refused_drafts", "Blocks that ended at a drafted token which the form of the answer forbids."
+        )
 
         self._labels: set[str] = set()  # of requests, as far as they are told apart
 

@@ -180,6 +180,22 @@ def test_grpc_has_the_same(cell: HttpCell) -> None:
                 said(constraint=form)
 
 
+def test_metrics_tell_what_forms_did(cell: HttpCell) -> None:
+    names = ("form_tokens", "form_forced_tokens", "form_refused_drafts")
+
+    def told() -> dict[str, float]:
+        return {name: cell.verifier.metrics.value(f"{name}_total") for name in names}
+
+    before = told()
+    form = {"structured_outputs": {"regex": "abcdefgh[0-9]{4}"}, "speculation": {"policy": "fixed:3"}}
+    made = asked(cell, temperature=0.0, extra_body=form)
+    cell.freed()
+    after = {name: value - before[name] for name, value in told().items()}
+    assert after["form_tokens"] >= made.usage.completion_tokens - 1, "the first is of no round"
+    assert 1 <= after["form_forced_tokens"] < after["form_tokens"], "its end at least is forced, its digits are not"
+    assert after["form_refused_drafts"] >= 1, "no drafter expects this"
+
+
 def test_a_verifier_that_keeps_no_form_says_so(cell: HttpCell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammars, "find_spec", lambda name: None)
     with pytest.raises(openai.BadRequestError, match="xgrammar is not installed") as refused:
