@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from coordinator.dialects.telling import BodyPart, Ours, Translated, ours, string
+from coordinator.dialects.telling import BodyPart, CommonFields, Translated, ours, string
 from coordinator.http.reply import Object
 from coordinator.http.schema import validated
 from dspark.errors import InvalidRequest, Unsupported
@@ -24,7 +24,7 @@ _NAMES = (
 )
 
 
-class Tool(BodyPart):
+class MessagesTool(BodyPart):
     """One that the client runs. What it says of caching and streaming changes nothing here."""
 
     type: Literal["custom"] | None = None
@@ -42,13 +42,13 @@ class ToolChoice(BodyPart):
     disable_parallel_tool_use: bool | None = None
 
 
-class Format(BodyPart):
+class MessagesFormat(BodyPart):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(BodyPart):
-    format: Format | None = None
+    format: MessagesFormat | None = None
     effort: str | None = None
 
 
@@ -58,7 +58,7 @@ class Thinking(BodyPart):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class MessagesBody(Ours):
+class MessagesBody(CommonFields):
     """Of /v1/messages."""
 
     model: str | None = None
@@ -70,7 +70,7 @@ class MessagesBody(Ours):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    tools: list[Tool] | None = None
+    tools: list[MessagesTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -173,7 +173,7 @@ def _texts(given: Any, field: str) -> str:
     return "\n".join(texts)
 
 
-def _tool(tool: Tool) -> Object:
+def _tool(tool: MessagesTool) -> Object:
     function = {
         "name": tool.name,
         "description": tool.description,

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field
 
-from coordinator.dialects.telling import BodyPart, Ours, Translated, ours, string
+from coordinator.dialects.telling import BodyPart, CommonFields, Translated, ours, string
 from coordinator.http.reply import Object
 from coordinator.http.schema import StreamOptions, validated
 from dspark.errors import InvalidRequest, Unsupported
@@ -38,7 +38,7 @@ _INCLUDED = ("reasoning.encrypted_content",)  # thoughts are told in the open
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
-class Tool(BodyPart):
+class ResponsesTool(BodyPart):
     type: Literal["function"]
     name: str
     description: str | None = None
@@ -46,12 +46,12 @@ class Tool(BodyPart):
     strict: bool | None = None
 
 
-class Chosen(BodyPart):
+class ResponsesChoice(BodyPart):
     type: Literal["function"]
     name: str
 
 
-class Format(BodyPart):
+class ResponsesFormat(BodyPart):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
@@ -60,7 +60,7 @@ class Format(BodyPart):
 
 
 class TextConfig(BodyPart):
-    format: Format | None = None
+    format: ResponsesFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
@@ -69,7 +69,7 @@ class Reasoning(BodyPart):
     summary: Literal["auto"] | None = None
 
 
-class ResponsesBody(Ours):
+class ResponsesBody(CommonFields):
     """Of /v1/responses."""
 
     model_config = ConfigDict(extra="allow")
@@ -83,8 +83,8 @@ class ResponsesBody(Ours):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | Chosen | None = None
+    tools: list[ResponsesTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
@@ -194,16 +194,16 @@ def _texts(given: Any, field: str) -> str:
     return "\n".join(texts)
 
 
-def _tool(tool: Tool) -> Object:
+def _tool(tool: ResponsesTool) -> Object:
     function = tool.model_dump(exclude={"type"}, exclude_none=True)
     return {"type": "function", "function": function}
 
 
-def _choice(choice: str | Chosen | None) -> Any:
-    return {"type": "function", "function": {"name": choice.name}} if isinstance(choice, Chosen) else choice
+def _choice(choice: str | ResponsesChoice | None) -> Any:
+    return {"type": "function", "function": {"name": choice.name}} if isinstance(choice, ResponsesChoice) else choice
 
 
-def _format(form: Format | None) -> Object | None:
+def _format(form: ResponsesFormat | None) -> Object | None:
     if form is None or form.type != "json_schema":
         return {"type": form.type} if form is not None else None
     return {"type": "json_schema", "json_schema": {"name": form.name or "", "schema": form.schema_}}

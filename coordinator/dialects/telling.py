@@ -38,7 +38,7 @@ class BodyPart(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
 
-class Ours(BodyPart):
+class CommonFields(BodyPart):
     """Fields that every interface here has beside its own."""
 
     seed: int | None = None
@@ -80,9 +80,9 @@ class Translated(NamedTuple):
             raise type(error)(self.name(error.field), str(error).removeprefix(f"{error.field}: ")) from None
 
 
-def ours(body: Ours) -> Object:
+def ours(body: CommonFields) -> Object:
     """Those of its fields that are given, as chat has them."""
-    return body.model_dump(include=set(Ours.model_fields), exclude_none=True, by_alias=True)
+    return body.model_dump(include=set(CommonFields.model_fields), exclude_none=True, by_alias=True)
 
 
 def string(block: Object, key: str, field: str) -> str:

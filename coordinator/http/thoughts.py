@@ -21,9 +21,11 @@ _SPACES = 16  # of white space between two parts of JSON
 
 
 class Reader(Protocol):
-    """Makes parts of the text of one answer. calls: so many of tools so far."""
+    """Makes parts of the text of one answer."""
 
-    calls: int
+    @property
+    def calls(self) -> int:
+        """Of tools so far."""
 
     def push(self, text: str) -> list[Part]:
         """What is known by now."""
@@ -127,11 +129,10 @@ def _behind(thoughts: list[Shape], form: Form | None) -> Shape:
 
 def _part(form: Form | None) -> Shape:
     """A form as a part of a structural tag."""
-    made: Shape
     match form:
         case None:
             return {"type": "any_tokens", "exclude_tokens": []}
-        case {"structural_tag": {"format": made}}:
+        case {"structural_tag": {"format": dict() as made}}:
             return made
         case {"json_schema": dict() as schema}:
             return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _SPACES}

@@ -115,12 +115,12 @@ def _checked(made: Any) -> Any:
     import numpy as np
     import xgrammar
 
+    if not ends(made.grammar.serialize_json()):
+        raise ValueError("no answer ever ends as it asks for")
     first = np.zeros((1, -(-made.tokenizer_info.vocab_size // 32)), np.int32)
     xgrammar.GrammarMatcher(made).fill_next_token_bitmask(first, 0)
     if not first.any():
         raise ValueError("no answer begins as it asks for")
-    if not ends(made.grammar.serialize_json()):
-        raise ValueError("no answer ever ends as it asks for")
     return made
 
 
