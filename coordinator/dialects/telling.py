@@ -49,6 +49,7 @@ class CommonFields(BodyPart):
     cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
+    thinking_token_budget: int | None = None
     speculation: SpeculationFields | None = None
 
 

@@ -52,7 +52,7 @@ QUICK: tuple[Entry, ...] = (
     Entry("32", "r32_pings", 90, idle=True),
     Entry("33", "r33_health", 30, alone=True),
     Entry("35", "r35_watchdog", 60),
-    Entry("35", "r35_forms", 60, alone=True),
+    Entry("36", "r36_forms", 60, alone=True),
 )
 
 LONG: tuple[Entry, ...] = (
@@ -80,7 +80,7 @@ LONG: tuple[Entry, ...] = (
     Entry("26", "r26_bad_checkpoints --long", 14400),
     Entry("27", "r27_cache_probe --long", 3600, alone=True),
     Entry("30", "r30_soak", 2400, alone=True),
-    Entry("35", "r35_forms --long", 900, alone=True),
+    Entry("36", "r36_forms --long", 900, alone=True),
     Entry("31", "r31_monitor --long", 1200),
     Entry("34", "r34_shipped_pair --long", 3600, alone=True),
     Entry("35", "r35_watchdog --long", 600),

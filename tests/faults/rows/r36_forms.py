@@ -1,4 +1,4 @@
-"""Row 35: answers in a form under kills of every process; each is the one of a calm run, and fits its form.
+"""Row 36: answers in a form under kills of every process; each is the one of a calm run, and fits its form.
 
 Real processes, at temperature 0 and under the coupled rule. Verifiers, drafters and the coordinator, which has a
 journal, are killed at moments drawn from a seed and started again; clients ask for the rest of their answers.
@@ -43,7 +43,7 @@ async def wave(cell: FaultCell) -> list[Completion]:
 
 async def storm(cell: FaultCell, kills: int) -> list[list[Completion]]:
     """Waves, one after the other, until there were enough kills."""
-    draw, made = random.Random(35), list[list[Completion]]()
+    draw, made = random.Random(36), list[list[Completion]]()
     left = kills
     while left > 0:
         running = asyncio.create_task(wave(cell))
@@ -86,7 +86,7 @@ def main() -> int:
     value |= {"valid": valid, "of": len(calm) + len(answers), "tokens": sum(map(len, ids))}
     holds = same == len(answers) and valid == value["of"] and settled
     bar = "every answer has the ids of a calm run and fits its schema; all freed"
-    return Row("35", "answers in a form under kills", value, bar, holds).show(as_json=args.json)
+    return Row("36", "answers in a form under kills", value, bar, holds).show(as_json=args.json)
 
 
 if __name__ == "__main__":

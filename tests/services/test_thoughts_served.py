@@ -1,0 +1,105 @@
+"""Thoughts before an answer through HTTP: told apart, bounded, and followed by the answer's own form, on the tiny pair.
+
+The tiny target never learnt to think: it does where a budget has it begin.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import jsonschema
+import openai
+import pytest
+
+from tests.services.http_cell import HttpCell, target_that_calls
+from tests.services.test_tools_served import PARAMETERS, TOOLS
+
+BUDGET = 6
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["plain", "süß"]}, "good": {"type": "boolean"}},
+    "required": ["kind", "good"],
+    "additionalProperties": False,
+}
+FORM: Any = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCell]:
+    settings = target_that_calls(tmp_path_factory.mktemp("target"))
+    tokenizer = Path(settings["target"]) / "tokenizer.json"
+    text = tokenizer.read_text(encoding="utf-8").replace("<|mask|>", "</think>")
+    made = json.loads(text)
+    made["added_tokens"][2]["special"] = False
+    tokenizer.write_text(json.dumps(made), encoding="utf-8")
+    with HttpCell(**settings) as running:
+        yield running
+
+
+def asked(cell: HttpCell, budget: int | None, **fields: Any) -> Any:
+    given = {"model": "tiny", "messages": [{"role": "user", "content": "def f"}], "max_tokens": 300, "temperature": 1.0}
+    more = {} if budget is None else {"extra_body": {"thinking_token_budget": budget}}
+    return cell.openai().chat.completions.create(**{**given, **more, **fields})
+
+
+@pytest.mark.parametrize("budget", [0, 1, BUDGET])
+def test_so_many_tokens_are_thought_and_the_form_follows(budget: int, cell: HttpCell) -> None:
+    for rule in ("token", "block", "coupled"):
+        extra = {"thinking_token_budget": budget, "return_token_ids": True, "speculation": {"rule": rule}}
+        made = asked(cell, budget, response_format=FORM, extra_body=extra).choices[0]
+        jsonschema.validate(json.loads(made.message.content), SCHEMA)
+        thought = getattr(made.message, "reasoning_content", "")
+        at = made.token_ids.index(2)
+        begun = len("<think>\n")  # at most, in tokens
+        assert at <= budget + begun
+        assert bool(thought) <= bool(budget)
+    cell.freed()
+
+
+def test_a_stream_tells_thoughts_first_and_says_the_same(cell: HttpCell) -> None:
+    whole = asked(cell, BUDGET, response_format=FORM, temperature=0.0).choices[0].message
+    thought, said = "", ""
+    for chunk in asked(cell, BUDGET, response_format=FORM, temperature=0.0, stream=True):
+        delta = chunk.choices[0].delta
+        more = getattr(delta, "reasoning_content", "") or ""
+        assert not (more and said)
+        thought, said = thought + more, said + (delta.content or "")
+    assert (thought, said) == (whole.reasoning_content, whole.content)
+    assert thought
+
+
+def test_a_forced_call_may_be_thought_about(cell: HttpCell) -> None:
+    made = asked(cell, BUDGET, tools=TOOLS, tool_choice="required", parallel_tool_calls=False).choices[0]
+    (call,) = made.message.tool_calls
+    jsonschema.validate(json.loads(call.function.arguments), PARAMETERS)
+    assert made.finish_reason == "tool_calls"
+
+
+def test_an_answer_without_a_form_follows_thoughts_too(cell: HttpCell) -> None:
+    made = asked(cell, BUDGET, temperature=0.0, max_tokens=40).choices[0].message
+    assert made.reasoning_content
+    assert made.content
+
+
+def test_other_interfaces_tell_of_thoughts(cell: HttpCell) -> None:
+    with anthropic.Anthropic(base_url=cell.url, api_key="none", max_retries=0) as claude:
+        thinking: Any = {"type": "enabled", "budget_tokens": BUDGET}
+        turns: Any = [{"role": "user", "content": "def f"}]
+        made = claude.messages.create(model="tiny", max_tokens=40, messages=turns, thinking=thinking)
+        assert [block.type for block in made.content] == ["thinking", "text"]
+        with claude.messages.stream(model="tiny", max_tokens=40, messages=turns, thinking=thinking) as stream:
+            assert [block.type for block in stream.get_final_message().content] == ["thinking", "text"]
+    extra = {"thinking_token_budget": BUDGET}
+    said = cell.openai().responses.create(model="tiny", input="def f", max_output_tokens=40, extra_body=extra)
+    assert [item.type for item in said.output] == ["reasoning", "message"]
+
+
+@pytest.mark.parametrize(("budget", "form"), [(-1, FORM), (1 << 20, FORM)])
+def test_a_budget_beyond_its_bounds_is_refused(budget: int, form: Any, cell: HttpCell) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        asked(cell, budget, response_format=form)
+    assert refused.value.param == "thinking_token_budget"
