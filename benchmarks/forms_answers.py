@@ -42,7 +42,7 @@ def ask(
 ) -> dict[str, Any]:
     """One answer: text, ids, whether it ended by itself, tokens a second."""
     body: dict[str, Any] = {
-        "messages": [{"role": "user", "content": question}],
+        "prompt": f"{question}\n",
         "temperature": 0.0,
         "max_tokens": longest,
         "return_token_ids": True,
@@ -52,11 +52,14 @@ def ask(
     if form is not None:
         body["structured_outputs"] = {"json" if name == "json_schema" else name: value for name, value in form.items()}
     began = time.perf_counter()
-    answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+    response = client.post("/v1/completions", json=body)
+    if response.status_code != 200:
+        raise SystemExit(f"{form}: {response.text}")
+    answer = response.json()
     spent = time.perf_counter() - began
     (choice,) = answer["choices"]
     return {
-        "text": choice["message"]["content"],
+        "text": choice["text"],
         "ids": choice["token_ids"],
         "ended": choice["finish_reason"] == "stop",
         "tokens_s": len(choice["token_ids"]) / spent,
