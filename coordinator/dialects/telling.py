@@ -21,7 +21,7 @@ from coordinator.beside import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import Asking
 from coordinator.http.calls import Part
-from coordinator.http.chat import Chat, read_chat
+from coordinator.http.chat import AskedChat, read_chat
 from coordinator.http.errors import param_of
 from coordinator.http.forms import StructuredOutputs
 from coordinator.http.reply import MANY, Object, begin, respond, usage_of
@@ -112,7 +112,7 @@ class Writer(Protocol):
         """What is said where it fails on the way."""
 
 
-async def translated_chat(api: Api, translated: Translated) -> tuple[ChatBody, Chat]:
+async def translated_chat(api: Api, translated: Translated) -> tuple[ChatBody, AskedChat]:
     """The chat that a body stands for."""
     with translated.naming():
         body = ChatBody.read(json.dumps(translated.fields).encode())

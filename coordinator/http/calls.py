@@ -42,7 +42,7 @@ class CallReader:
         self._held = ""  # not told yet
         self._said = False  # any text was told since the last call
         # Where calls have no mark of their own the whole answer is one, or none is.
-        self._call: _Call | None = None if self._marks else _Call(form)
+        self._call: _OpenCall | None = None if self._marks else _OpenCall(form)
         self._tail = False  # behind a call
         self.calls = 0
 
@@ -78,7 +78,7 @@ class CallReader:
             self._say(self._held[: found.start()].rstrip("\n"), parts)
             self._held = self._held[found.end() :]
             if found[0] == self._form.trigger:
-                self._call = _Call(self._form)
+                self._call = _OpenCall(self._form)
             return True
         keep = max((overlap(self._held, mark) for mark in self._marks), default=0)
         # White space before a call is none of the answer.
@@ -95,7 +95,7 @@ class CallReader:
             self._said = True
             parts.append(Part(text=text))
 
-    def _in_call(self, call: _Call, parts: list[Part]) -> bool:
+    def _in_call(self, call: _OpenCall, parts: list[Part]) -> bool:
         told = call.told
         used, arguments = call.read(self._held)
         self._held = self._held[used:]
@@ -116,7 +116,7 @@ class CallReader:
         """Takes off what closes a call."""
         form, rest = self._form, self._held.lstrip()
         if form.parted and rest[:1] == form.parted:
-            self._tail, self._call, self._held = False, _Call(form, listed=False), rest[1:]
+            self._tail, self._call, self._held = False, _OpenCall(form, listed=False), rest[1:]
         elif form.close and rest.startswith(form.close):
             self._tail, self._held = False, rest[len(form.close) :]
         elif form.close.startswith(rest) and len(self._held) < len(form.close) + _BLANK:
@@ -126,7 +126,7 @@ class CallReader:
         return True
 
 
-class _Call:
+class _OpenCall:
     """One that is being read. over: it has ended, or is none."""
 
     def __init__(self, form: Format, *, listed: bool = True) -> None:

@@ -54,7 +54,7 @@ def routes(api: Api) -> APIRouter:
     return router
 
 
-class Chat(NamedTuple):
+class AskedChat(NamedTuple):
     """A conversation that is to go on. reader: makes one of each answer; None where an answer is nothing but text.
     names: what fields of the gRPC interface are called in its body."""
 
@@ -64,7 +64,7 @@ class Chat(NamedTuple):
     names: dict[str, str]
 
 
-async def read_chat(api: Api, body: ChatBody) -> Chat:
+async def read_chat(api: Api, body: ChatBody) -> AskedChat:
     """What a body asks for, whatever the answer is going to look like."""
     calling = read_calling(api, body)
     prompt = await read_prompt(api, body, calling)
@@ -89,7 +89,7 @@ async def read_chat(api: Api, body: ChatBody) -> Chat:
     options = sampling(body, max_tokens=_max_tokens(api, body, prompt), logprobs=_logprobs(body), form=form)
     if reader is not None and body.skip_special_tokens is None and _special_marks(api, calling):
         options = replace(options, skip_special_tokens=False)
-    return Chat(prompt, options, reader, names)
+    return AskedChat(prompt, options, reader, names)
 
 
 def _reader(calling: Calling | None, template: ChatTemplate, inside: bool) -> Reader:
