@@ -74,7 +74,7 @@ class Judged:
     forward_ns: int
     prefill_tokens: int = 0  # of prompts that rode along; what came of them is `VerifyEnginePort.take_news`
     near_ties: int = 0  # positions of coupled sequences that rounding could decide otherwise
-    forms: FormCounts | None = None  # what forms did
+    forms: Sequence[FormCounts] = ()  # what forms did in each pass
     # By sequence, [slots, 2] float32: the chance to get to each slot judged, and to keep it too; and what the rule
     # saw of the drafted tokens. See `dspark/decoding/draws.py`.
     labels: Mapping[int, npt.NDArray[np.float32]] = field(default_factory=dict)

@@ -102,7 +102,6 @@ class PackedStep:
         self._runner, self._holdings, self._sampler, self._store = runner, holdings, sampler, store
         self.device = threading.Lock()  # who computes on tensors that passes share
         self._near_ties: Counter[int] = Counter()
-        self._forms = FormCounts()
         self._watch = DrawsWatch(secrets.randbits(128))  # its noise is a secret of this process
         self._rounds = 0
         self._ahead = runner.device.type != "cpu"
@@ -114,11 +113,6 @@ class PackedStep:
         """Near-ties of coupled sequences since the last call. By whoever executed."""
         count, self._near_ties = self._near_ties.total(), Counter()
         return count
-
-    def take_form_counts(self) -> FormCounts:
-        """What forms did since the last call."""
-        counts, self._forms = self._forms, FormCounts()
-        return counts
 
     def take_draws(self, items: Sequence[VerifyItem]) -> tuple[dict[int, Labels], list[Draws]]:
         """What the rule saw since the last call: labels by sequence, and sums by the drafters of these items. By
@@ -231,6 +225,7 @@ class PackedStep:
         """What came of it becomes so, but for sequences that have left since."""
         holdings, prepared = self._holdings, executed.prepared
         outcomes: list[Verdict | Refusal] = []
+        forms = FormCounts()
         each = zip(prepared.states, prepared.items, executed.decided, prepared.masks, strict=True)
         for state, item, decided, masks in each:
             if isinstance(decided, Refusal):
@@ -240,7 +235,7 @@ class PackedStep:
             else:
                 outcomes.append(self._commit_item(state, item, *decided))
                 if _is_mask(masks):
-                    self._forms = self._forms.with_round(masks, item.draft_ids, decided[0])
+                    forms = forms.with_round(masks, item.draft_ids, decided[0])
         for chunk, scored, logits in zip(prepared.chunks, executed.scored, executed.last_logits, strict=True):
             if self._there(chunk.state):
                 _commit_chunk(chunk, scored)
@@ -250,7 +245,7 @@ class PackedStep:
         for chunk in prepared.chunks:
             if self._there(chunk.state) and chunk.state.cached == chunk.state.prompt_len:  # rows and all are there
                 holdings.keep_prefix(chunk.state)
-        return Stepped(outcomes, prepared.tokens)
+        return Stepped(outcomes, prepared.tokens, forms)
 
     def _there(self, state: CachedSequence) -> bool:
         return self._holdings.states.get(state.sequence) is state

@@ -137,10 +137,10 @@ class RoundPasses:
     def _note(self, judged: Judged) -> None:
         metrics = self._metrics
         metrics.coupled_near_ties.inc(judged.near_ties)
-        if judged.forms is not None:
-            metrics.form_tokens.inc(judged.forms.tokens)
-            metrics.form_forced_tokens.inc(judged.forms.forced)
-            metrics.form_refused_drafts.inc(judged.forms.refused)
+        for counts in judged.forms:
+            metrics.form_tokens.inc(counts.tokens)
+            metrics.form_forced_tokens.inc(counts.forced)
+            metrics.form_refused_drafts.inc(counts.refused)
         metrics.forward_seconds.labels(kind="verify").observe(judged.forward_ns * 1e-9)
         metrics.verify_batch_tokens.observe(judged.tokens)
 

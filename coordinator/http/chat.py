@@ -102,8 +102,7 @@ def _reader(calling: Calling | None, template: ChatTemplate, inside: bool) -> Re
 def _bounded(api: Api, budget: int, form: Form | None, inside: bool) -> Form:
     tokenizer = api.processor.tokenizer
     assert tokenizer is not None
-    token, special = tokenizer.id_of(END), tokenizer.special_ids()
-    return with_budget(budget, form, inside=inside, token=token, special=special)
+    return with_budget(budget, form, inside=inside, token=tokenizer.id_of(END))
 
 
 def _special_marks(api: Api, calling: Calling | None) -> bool:

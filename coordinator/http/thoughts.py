@@ -6,7 +6,6 @@ so many tokens, none of which ends the thoughts, then the token that does, then 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 from coordinator.http.calls import Part, overlap
@@ -108,7 +107,7 @@ def begun(prompt: str) -> bool:
     return prompt.rstrip().endswith(BEGIN)
 
 
-def with_budget(budget: int, form: Form | None, *, inside: bool, token: int | None, special: Mapping[str, int]) -> Form:
+def with_budget(budget: int, form: Form | None, *, inside: bool, token: int | None) -> Form:
     """A form in which at most `budget` tokens of thoughts come before what `form` says. token: ends thoughts."""
     if token is None:
         raise Unsupported("thinking_token_budget", f"the target has no token {END}")
@@ -116,7 +115,7 @@ def with_budget(budget: int, form: Form | None, *, inside: bool, token: int | No
         raise InvalidRequest("thinking_token_budget", f"must be in 0..{MOST}, got {budget}")
     thoughts: list[Shape] = [
         {"type": "repeat", "min": 0, "max": budget, "content": {"type": "exclude_token", "exclude_tokens": [token]}},
-        {"type": "token", "token": token} if END in special else {"type": "const_string", "value": END},
+        {"type": "token", "token": token},
     ]
     if not inside:
         thoughts.insert(0, {"type": "const_string", "value": f"{BEGIN}\n"})

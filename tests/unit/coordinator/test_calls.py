@@ -196,7 +196,7 @@ def test_forms_hold_an_answer_to_how_calls_are_written(name: str, special: dict[
 
 
 def test_a_budget_ends_thoughts_and_a_form_follows() -> None:
-    bounded = with_budget(9, {"choice": ["yes", "no"]}, inside=False, token=257, special=SPECIAL)
+    bounded = with_budget(9, {"choice": ["yes", "no"]}, inside=False, token=257)
     for thought, fits in ((b"why not?", True), (b"why, oh why not?", False), (b"", True)):
         written = [*b"<think>\n", *thought, 257, *b"no"]
         info = xgrammar.TokenizerInfo(WORDS, vocab_size=len(WORDS), stop_token_ids=[258])
