@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+import pytest_asyncio
 from faults.promises import take_out_youngest
 from tokenizers import Tokenizer
 
 from dspark.client import AsyncClient, Completion
+from tests.services.cell import Cell
 from tests.services.http_cell import DRAFTER, TARGET
 from tests.services.test_resume import Site
-from tests.services.test_verifier_lost import Pool
+from tests.services.test_verifier_lost import lose
 
 pytestmark = pytest.mark.services
 
@@ -45,35 +48,34 @@ async def moved(endpoint: str, move: Callable[[], Awaitable[None]], **law: Any) 
     return [choice.token_ids for choice in calm.choices], [choice.token_ids for choice in hurt.choices]
 
 
-@pytest.mark.parametrize("law", LAWS)
-async def test_a_verifier_is_lost(law: str) -> None:
-    pool = Pool(TARGET, DRAFTER)
-    await pool.start(2, target=str(TARGET))
-    try:
-        calm, hurt = await moved(pool.coordinator.endpoint, pool.lose, **LAWS[law])
-        assert hurt == calm
-        assert pool.coordinator.metrics.value("handovers_total", reason="lost") >= 1
-    finally:
-        await pool.close()
+@pytest_asyncio.fixture
+async def cell() -> AsyncIterator[Cell]:
+    cell = Cell(TARGET, DRAFTER)
+    yield cell
+    await cell.close()
 
 
 @pytest.mark.parametrize("law", LAWS)
-async def test_it_is_preempted(law: str) -> None:
-    pool = Pool(TARGET, DRAFTER)
-    await pool.start(1, target=str(TARGET))
+async def test_a_verifier_is_lost(law: str, cell: Cell) -> None:
+    coordinator = await cell.whole(verifiers=2)
+    calm, hurt = await moved(coordinator.endpoint, partial(lose, cell), **LAWS[law])
+    assert hurt == calm
+    assert coordinator.metrics.value("handovers_total", reason="lost") >= 1
+
+
+@pytest.mark.parametrize("law", LAWS)
+async def test_it_is_preempted(law: str, cell: Cell) -> None:
+    coordinator = await cell.whole()
 
     async def preempt() -> None:
         for _ in range(3):
-            for lane in pool.coordinator.membership.lanes:
+            for lane in coordinator.membership.lanes:
                 take_out_youngest(lane)
             await asyncio.sleep(0.05)
 
-    try:
-        calm, hurt = await moved(pool.coordinator.endpoint, preempt, **LAWS[law])
-        assert hurt == calm
-        assert pool.coordinator.metrics.value("num_preemptions_total") >= 1
-    finally:
-        await pool.close()
+    calm, hurt = await moved(coordinator.endpoint, preempt, **LAWS[law])
+    assert hurt == calm
+    assert coordinator.metrics.value("num_preemptions_total") >= 1
 
 
 @pytest.mark.parametrize("law", LAWS)
