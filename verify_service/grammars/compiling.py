@@ -31,7 +31,7 @@ from verify_service.grammars.schema import schemas_of, unkept
 CPU_S = 0.8  # of one grammar
 WALL_S = 30.0  # for an answer, where others need the processor
 MEMORY = 1 << 30  # address space of a child
-MAX_BYTES = 4 << 20  # of a compiled grammar, as it travels
+MAX_BYTES = 16 << 20  # of a compiled grammar, as it travels
 _JSON = (ConstraintKind.JSON_SCHEMA, ConstraintKind.CHOICE, ConstraintKind.STRUCTURAL_TAG)
 SPACES = 16  # of white space between two parts of JSON: no answer is blank for ever
 
