@@ -26,7 +26,6 @@ from verify_service.grammars.grammars import Grammars
 from verify_service.interface import Grammar
 from verify_service.interface import Judged as Judged
 from verify_service.judging import Sampler, judge_each, matcher_of, rule_problem, shaper_of, told
-from verify_service.kv_block_pool import Slots
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.loading import load_parts
 from verify_service.model_runner import ModelRunner, Runner
@@ -60,7 +59,7 @@ class VerifyEngine(EngineCore):
             most=config.max_sequences,
             store=store,
             keep_prefixes=config.prefix_cache and runner.path == "paged",
-            copy=self._copy if isinstance(runner, ModelRunner) and runner.likes_rows else None,
+            copies=isinstance(runner, ModelRunner) and runner.likes_rows,
         )
         self._grammars = Grammars(target.folder, target.vocab_size, target.stop_ids)
         self._step = PackedStep(runner, holdings, sampler, store)
@@ -190,9 +189,3 @@ class VerifyEngine(EngineCore):
         """Passes of the sizes that rounds will have, where a card replays them: before the first request."""
         if isinstance(self._runner, ModelRunner):
             self._runner.record(self.config.max_sequences, self.config.max_batch_tokens)
-
-    def _copy(self, source: Slots, target: Slots) -> None:
-        """Keys and values of pages that no pass writes, into pages that none reads yet."""
-        assert isinstance(self._runner, ModelRunner)
-        with self._step.device:
-            self._runner.copy(source, target)

@@ -90,6 +90,10 @@ class EngineCore:
         )
         return admitted if isinstance(admitted, Refusal) else None
 
+    def busy(self, sequence: int) -> bool:
+        """Whether a pass that has not ended holds what has, or had, this number: it cannot be opened until then."""
+        return self._batches.busy(sequence)
+
     def spared(self, sequence: int, epoch: int) -> int:
         """Leading tokens of the prompt that were found computed."""
         state = self._holdings.states.get(sequence)

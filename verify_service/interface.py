@@ -178,6 +178,9 @@ class VerifyEnginePort(Protocol):
     ) -> Refusal | None:
         """scores: likeliest tokens that `prompt_logprobs` is to tell at every position; None: it tells nothing."""
 
+    def busy(self, sequence: int) -> bool:
+        """Whether a pass that has not ended holds what has, or had, this number: it cannot be opened until then."""
+
     def spared(self, sequence: int, epoch: int) -> int:
         """Leading tokens of the prompt that need no pass."""
 

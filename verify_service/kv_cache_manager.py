@@ -6,7 +6,7 @@ before the step began.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,16 +49,16 @@ class KVCacheManager:
         most: int,
         store: RowStore | None,
         keep_prefixes: bool,
-        copy: Callable[[Slots, Slots], None] | None = None,  # of keys and values, where rows that lie together pay
+        copies: bool = False,  # kept prefixes, where rows that lie together pay
     ) -> None:
         self.states: dict[int, CachedSequence] = {}
         self.last_logits: dict[int, Any] = {}  # of prefilled sequences whose anchor is not drawn yet
         self.store = store
         self._most = most
         self.pool = KVBlockPool(pages, page_size)
-        self._copy = copy
+        self._copies = copies
         # Where rows should lie together, kept pages leave half of the pool to those who run.
-        self.prefixes = PrefixCache(self.pool, enabled=keep_prefixes, most=pages if copy is None else pages // 2)
+        self.prefixes = PrefixCache(self.pool, enabled=keep_prefixes, most=pages // 2 if copies else pages)
 
     @property
     def held(self) -> Held:
@@ -81,6 +81,7 @@ class KVCacheManager:
         prompt is to be scored runs all of it.
 
         While memory is plentiful a kept prefix is copied where that lets the whole sequence lie in a row, else shared.
+        Keys and values are copied by the first pass that reads them; until then their pages are lent.
         """
         if len(self.states) >= self._most:
             return Refusal(RefusalReason.NO_PAGES, f"{len(self.states)} sequences are held, the limit")
@@ -91,19 +92,13 @@ class KVCacheManager:
         for page in shared:  # ours before anything is given back to make room
             self.pool.retain(page)
         wanted = self.pool.pages_for(cursor.committed_len) - len(shared)
-        own = bool(shared) and self._copy is not None and self._plentiful(cursor.committed_len)
+        own = bool(shared) and self._copies and self._plentiful(cursor.committed_len)
         opened = self._make_free(wanted + len(self.states)) and self.pool.open(
             cursor.sequence, cursor.committed_len, longest, () if own else shared
         )
-        try:
-            if own and opened:
-                self._take_copy(cursor.sequence, shared)
-        except BaseException:
-            self.pool.release(cursor.sequence)  # no state would
-            raise
-        finally:
-            for page in shared:
-                self.pool.let_go(page)
+        lent = shared if own and opened else []
+        if not lent:
+            self._let_go(shared)
         if not opened:
             free = self.pool.free + self.prefixes.idle
             return Refusal(
@@ -119,11 +114,30 @@ class KVCacheManager:
             keep_features=keep_features,
             salt=salt if token_ids is not None else None,
             scores=scores,
+            lent=lent,
         )
         state.cached = state.spared = len(shared) * self.pool.page_size
         state.token_ids.extend(token_ids[: state.cached] if token_ids is not None else ())
         self.states[cursor.sequence] = state
+        if lent and self.store is not None:
+            source, target = self.due_copy(state)
+            self.store.put(target, self.store.get(source))
         return state
+
+    def due_copy(self, state: CachedSequence) -> tuple[Slots, Slots]:
+        """Where keys and values lie that are lent to it, and where they are to be copied."""
+        size = self.pool.page_size
+        source = (np.asarray(state.lent, np.int64)[:, None] * size + np.arange(size)).ravel()
+        return source, self.pool.slots(state.sequence, 0, len(source))
+
+    def copied(self, state: CachedSequence) -> None:
+        """It needs what was lent to it no longer."""
+        self._let_go(state.lent)
+        state.lent = ()
+
+    def _let_go(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self.pool.let_go(page)
 
     def grow(self, state: CachedSequence, tokens: int) -> bool:
         """Room for so many tokens in all, or nothing changes."""
@@ -156,7 +170,10 @@ class KVCacheManager:
         self.states.pop(state.sequence, None)
         self.last_logits.pop(state.sequence, None)
         if state.sequence in self.pool:
-            self.keep_prefix(state)
+            if state.lent:  # its own pages are empty
+                self.copied(state)
+            else:
+                self.keep_prefix(state)
             self.pool.release(state.sequence)
 
     def where(self, runs: Sequence[tuple[CachedSequence, int, int]]) -> Slots | list[int]:
@@ -187,16 +204,6 @@ class KVCacheManager:
 
     def _plentiful(self, tokens: int) -> bool:
         return self.pool.free - self.pool.pages_for(tokens) >= self.pool.total // 4
-
-    def _take_copy(self, sequence: int, pages: Sequence[int]) -> None:
-        """Keys, values and feature rows of kept pages, into a sequence's own."""
-        assert self._copy is not None
-        size = self.pool.page_size
-        source = (np.asarray(pages, np.int64)[:, None] * size + np.arange(size)).ravel()
-        target = self.pool.slots(sequence, 0, len(source))
-        self._copy(source, target)
-        if self.store is not None:
-            self.store.put(target, self.store.get(source))
 
     def _make_free(self, pages: int) -> bool:
         """Whether so many pages are free, after kept prefixes have given way."""

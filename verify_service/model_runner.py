@@ -51,6 +51,9 @@ class Runner(Protocol):
     def release(self, key: int) -> None:
         """Forgets a sequence."""
 
+    def copy(self, source: Slots, target: Slots) -> None:
+        """Keys and values of slots that are written, into others."""
+
     def fill(self, key: int, slots: Slots | Sequence[int], length: int) -> None:
         """Pretends that `length` tokens of a sequence were run, for timing only."""
 

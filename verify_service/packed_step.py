@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard
@@ -27,6 +26,7 @@ from verify_service.batch_runner import BatchFailed, PromptChunk, Stepped, spoil
 from verify_service.feature_store import FeatureStore
 from verify_service.judging import Sampler, masks_of, shaper_of, told
 from verify_service.judging import unready as unready_law
+from verify_service.kv_block_pool import Slots
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.model_runner import Pass, Runner
 from verify_service.plan import Segment
@@ -60,6 +60,7 @@ class Prepared(NamedTuple):
     masks: list[Masks | Refusal | None]  # of what may come, of each item
     tokens: int  # of the items
     logit_rows: list[int] | None  # None: all
+    copies: Sequence[tuple[Slots, Slots]] = ()  # of keys and values, before it runs
 
     def part(self, places: Sequence[int]) -> Prepared:
         """Some of its items alone, by their places. Reads no sequence: some may have left meanwhile."""
@@ -100,7 +101,6 @@ class PackedStep:
     ) -> None:
         """store: of feature rows, the one that `holdings` has."""
         self._runner, self._holdings, self._sampler, self._store = runner, holdings, sampler, store
-        self.device = threading.Lock()  # who computes on tensors that passes share
         self._near_ties: Counter[int] = Counter()
         self._watch = DrawsWatch(secrets.randbits(128))  # its noise is a secret of this process
         self._rounds = 0
@@ -152,16 +152,15 @@ class PackedStep:
             if stop == state.prompt_len:  # only the last token of a prompt is followed by a draw
                 logit_rows.append(row - 1)
         masks = [masks_of(state, item) for state, item in zip(states, items, strict=True)]
-        return Prepared(items, chunks, states, segments, cases, masks, tokens, logit_rows if chunks else None)
+        copies = [holdings.due_copy(chunk.state) for chunk in chunks if chunk.state.lent]
+        return Prepared(items, chunks, states, segments, cases, masks, tokens, logit_rows if chunks else None, copies)
 
     def execute(self, prepared: Prepared) -> Executed:
         """The pass, on any thread. Raises PassFailed where the target did not run."""
-        with self.device:
-            return self._execute(prepared)
-
-    def _execute(self, prepared: Prepared) -> Executed:
         items, chunks = prepared.items, prepared.chunks
         try:
+            for source, target in prepared.copies:
+                self._runner.copy(source, target)
             result = self._runner.run(prepared.segments, prepared.logit_rows)
         except Exception as error:
             what = f"{len(items)} sequences, {len(chunks)} prompts, {prepared.tokens} tokens"
@@ -238,6 +237,7 @@ class PackedStep:
                     forms = forms.with_round(masks, item.draft_ids, decided[0])
         for chunk, scored, logits in zip(prepared.chunks, executed.scored, executed.last_logits, strict=True):
             if self._there(chunk.state):
+                holdings.copied(chunk.state)
                 _commit_chunk(chunk, scored)
                 if logits is not None:
                     holdings.last_logits[chunk.state.sequence] = logits

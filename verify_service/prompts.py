@@ -48,9 +48,10 @@ class Prompts:
         self._engine, self._owner, self._wake = engine, owner, wake
         self._waiting: dict[tuple[int, int], _Prompt] = {}
         self._compiling: dict[tuple[int, int], _Prompt] = {}  # they have run, and wait for their grammar
+        self._held_up: dict[tuple[int, int], Admission] = {}  # while a pass holds what had their number before
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._compiling)
+        return len(self._waiting) + len(self._compiling) + len(self._held_up)
 
     def begin(self, admission: Admission) -> Refusal | None:
         """Opens it and lines it up, or says why not."""
@@ -59,6 +60,9 @@ class Prompts:
         scores = admission.prompt_logprobs
         if scores is not None and (wrong := scores_problem(len(ids), scores)) is not None:
             return invalid(f"prompt_logprobs: {wrong}")
+        if self._engine.busy(admit.sequence):
+            self._held_up[admit.sequence, admit.epoch] = admission
+            return None
         try:
             refusal = self._engine.open(
                 cursor,
@@ -86,6 +90,8 @@ class Prompts:
     def call_back(self, sequence: int, epoch: int) -> bool:
         """Whether it was still on its way; it is not any more."""
         key = (sequence, epoch)
+        if self._held_up.pop(key, None) is not None:
+            return True
         if self._waiting.pop(key, None) is None and self._compiling.pop(key, None) is None:
             return False
         self._engine.release(sequence, epoch)
@@ -103,6 +109,10 @@ class Prompts:
 
     def collect(self) -> Iterator[Began]:
         """Prompts that have ended since the last time, in whichever pass; those whose form cannot be kept at once."""
+        for key in [key for key in self._held_up if not self._engine.busy(key[0])]:
+            refusal = self.begin(self._held_up.pop(key))
+            if refusal is not None:
+                yield Began(*key, refusal)
         while (news := self._engine.take_news(self._owner)) is not None:
             if news.done or news.problem is not None:
                 yield from self._ended(news.prefill, news.problem)

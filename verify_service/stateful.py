@@ -84,6 +84,9 @@ class StatefulRunner:
         self._states.pop(key, None)
         self._token_ids.pop(key, None)
 
+    def copy(self, source: Slots, target: Slots) -> None:
+        raise NotImplementedError("nothing here lies in slots")
+
     @torch.inference_mode()
     def fill(self, key: int, slots: Slots | Sequence[int], length: int) -> None:
         have = max(self._length(key, which) for which in (0, 1))

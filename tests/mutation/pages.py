@@ -9,6 +9,7 @@ POOL = (f"{V}test_kv_block_pool.py",)
 HOLD = (f"{V}test_kv_cache_manager.py",)
 CHECKS = (f"{V}test_check_item.py",)
 S = f"{V}test_scarce_memory.py"
+U = f"{V}test_under_way.py"
 SCARCE = (S,)
 ENGINE = (f"{V}test_verify_engine.py",)
 STORE = (f"{V}test_feature_store.py",)
@@ -138,9 +139,15 @@ PAGES = [
         ),
         (
             "a copy of a prefix takes the slots of its own pages",
-            "self._copy(source, target)",
-            "self._copy(target, target)",
+            "        return source, self.pool.slots(state.sequence, 0, len(source))\n",
+            "        return (self.pool.slots(state.sequence, 0, len(source)),) * 2\n",
             HOLD,
+        ),
+        (
+            "pages that were copied stay lent",
+            "        self._let_go(state.lent)\n",
+            "",
+            (f"{U}::test_a_prefix_is_lent_until_it_is_copied_or_whoever_found_it_leaves",),
         ),
         (
             "a prefix that finds too few pages is verified whole",
@@ -195,6 +202,12 @@ PAGES = [
             "row = last = prepared.tokens  # of",
             "row, last = prepared.tokens, 0  # of",
             SCARCE,
+        ),
+        (
+            "a prefix is not copied before it is read",
+            "                self._runner.copy(source, target)\n",
+            "                pass\n",
+            (f"{U}::test_a_prefix_is_found_while_a_pass_is_computed",),
         ),
         (
             "a chunk of a prompt begins where the last one did",

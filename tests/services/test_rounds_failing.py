@@ -22,7 +22,7 @@ from draft_service import process as draft_process
 from draft_service.config import DraftConfig
 from dspark.errors import Overloaded
 from dspark.rounds.control import Admission, DrafterAt, Use
-from dspark.rounds.events import Acknowledged, Admit, Why
+from dspark.rounds.events import Acknowledged, Admit, How, Release, Why
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan
 from dspark.runtime import backlog
 from dspark.runtime.aio_call import ending_as_told
@@ -329,6 +329,43 @@ async def test_a_stream_that_ends_in_the_middle_of_a_pass_frees_what_the_pass_he
         assert v.engine.held.pages_held, "the pass writes there"
         go_on.set()
         await until(lambda: v.engine.held.pages_held == 0)
+
+
+async def test_a_number_that_comes_again_waits_for_the_pass_that_holds_it(pair: str) -> None:
+    async with verifier(pair) as v, conducting(v, PLAN) as conductor:
+        answer = conductor.ask([5, 6], SAMPLED, 40)
+        await until(lambda: answer.tokens)
+        inner, begun, go_on = v.engine.begin, threading.Event(), threading.Event()
+
+        def begin(items: Any) -> Any:
+            step = inner(items)
+            run = step.run
+
+            def slowly() -> None:
+                begun.set()
+                assert go_on.wait(20)
+                run()
+
+            step.run = slowly
+            return step
+
+        v.engine.begin = begin
+        await until(begun.is_set)
+        conductor.port.tell([Release(answer.number, answer.epoch, How.DROP)])
+        looked, busy = threading.Event(), v.engine.busy
+
+        def noted(sequence: int) -> bool:
+            looked.set()
+            return bool(busy(sequence))
+
+        v.engine.busy = noted
+        conductor.admit(answer)
+        await until(looked.is_set)
+        v.engine.begin = inner
+        go_on.set()
+        await conductor.tokens(answer)
+        assert not answer.refused
+        await answered(v, conductor, [answer])
 
 
 @pytest.mark.parametrize("method", ["open", "first_token"])

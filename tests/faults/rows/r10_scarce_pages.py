@@ -12,7 +12,7 @@ import sys
 
 from benchmarks.row import Row, note
 from faults import pair
-from faults.promises import judged, take_out_youngest
+from faults.promises import freed, judged, take_out_youngest
 from faults.rows.program import arguments
 from faults.simulated import Answer, SimulatedCell, simulate
 
@@ -60,14 +60,13 @@ async def scarce(cell: SimulatedCell, seed: int, forced: int) -> tuple[list[Answ
     answers = list(await asyncio.gather(*asked))
     forcing.cancel()
     watching.cancel()
-    assert cell.left_over() == {}, cell.left_over()
     figures = {
         "preemptions": cell.metric("num_preemptions_total"),
         "most": most,
         "cached": cell.metric("prefix_cache_hits_total", "verify/0"),
         "asked": cell.metric("prefix_cache_queries_total", "verify/0"),
     }
-    return answers, judged(cell, answers), figures
+    return answers, judged(cell, answers) + await freed(cell), figures
 
 
 def main() -> int:

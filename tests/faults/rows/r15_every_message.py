@@ -21,6 +21,8 @@ from faults.rows.program import arguments
 from faults.simulated import Answer, SimulatedCell, simulate
 
 TOKENS = 14
+LONG = 24  # a prompt of more rows than an order carries: they are sent again in pieces
+KEPT_S = 11.0  # simulated, until drafters are told which contexts are wanted
 HELD_S = 60.0  # simulated, within which everything is free again, whatever was lost
 MODES = (Action.DROP, Action.TWICE, Action.SWAP, Action.CUT)
 SETTINGS: dict[str, Any] = {
@@ -28,7 +30,8 @@ SETTINGS: dict[str, Any] = {
     "drafters": 2,
     "frontends": 1,
     "seconds": {"judge_cohort": 0.08},  # answers last until a drafter is asked again and rows are sent again
-    "verify": {"lease_s": 20.0, "drafter_patience_s": 1.0},
+    # Fewer places than are asked for: some are refused, and wait.
+    "verify": {"lease_s": 20.0, "drafter_patience_s": 1.0, "max_sequences": 2},
     "draft": {"lease_s": 20.0},
     "coordinator": {"verify_deadline_s": 1.0, "prefill_deadline_s": 1.0},
 }
@@ -43,7 +46,7 @@ async def story(cell: SimulatedCell) -> list[str]:
         options = {"max_tokens": TOKENS, "policy": "fixed:4", **pair.LAWS[number % 4], **more}
         return asyncio.create_task(cell.ask(pair.prompt(number, 6 + 4 * number), **options))
 
-    asked = [ask(number) for number in range(4)]
+    asked = [ask(number) for number in (LONG, 0, 1, 2, 3)]
     through = ask(4, at="frontend/0", timeout=20.0)
     leaving = ask(5, max_tokens=200)
     await cell.after(0.05)
@@ -51,6 +54,7 @@ async def story(cell: SimulatedCell) -> list[str]:
     leaving.cancel()
     await cell.restart("draft/0")
     answers = list(await asyncio.gather(*asked))
+    await cell.after(KEPT_S)
     last = ask(6)
     await cell.after(0.04)
     going = [asyncio.create_task(cell.terminate(name, 0.5)) for name in ("draft/0", cell.holder())]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import signal
 import sys
 import time
+import traceback
+from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -38,7 +40,9 @@ def main() -> int:
         try:
             run_state_machine_as_test(seed(number)(type("Machine", (CellMachine,), {})), settings=how)
         except Exception as error:
-            problem = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])[-1500:]
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            said = f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno} {where.line}: {error}"
+            problem = "\n".join([said, *getattr(error, "__notes__", [])])[:1500]
         number += 1
         note(f"{CellMachine.steps} steps")
     value = {

@@ -25,7 +25,7 @@ class Memory:
             most=64,
             store=None,
             keep_prefixes=True,
-            copy=self._copy if copies else None,
+            copies=copies,
         )
         self.spared = 0
 
@@ -47,6 +47,9 @@ class Memory:
         if isinstance(state, Refusal):
             return None
         self.spared += state.spared
+        if state.lent:
+            self._copy(*self.holdings.due_copy(state))
+            self.holdings.copied(state)
         self.run(state, prompt[state.cached :])
         self.holdings.keep_prefix(state)
         state.token_ids.append(int(prompt[-1]) ^ 1)  # the anchor, whose keys nobody has written yet

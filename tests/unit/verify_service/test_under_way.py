@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +340,67 @@ def test_pages_of_who_left_go_to_others_while_a_pass_is_computed(config: VerifyC
     assert crowded.end(step).outcomes[0].next_token == expected.next_token  # type: ignore[union-attr]
     assert isinstance(crowded.end(behind).outcomes[0], Verdict)
     assert theirs
+
+
+def again(engine: VerifyEngine, sequence: int, like: int) -> Any:
+    """Opens the prompt of another one; what is wrong with that."""
+    prompt = [like, *PROMPT]
+    return engine.open(Cursor(sequence, 1, 0, len(prompt)), GREEDY, 60, True, token_ids=prompt)
+
+
+def taken_in(engine: VerifyEngine, sequence: int, like: int) -> int | Refusal:
+    """The rest of a prompt that was opened; its anchor."""
+    engine.line_up(PromptPrefill(sequence, 1, [like, *PROMPT], wants_rows=False))
+    while engine.prefill_next() is not None:
+        pass
+    return engine.first_token(sequence)
+
+
+def test_a_prefix_is_found_while_a_pass_is_computed(config: VerifyConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever owns sequences does not wait for the device."""
+    engine = VerifyEngine.load(replace(config, attention_kernel=False))  # prefixes are copied
+    said = take_in(engine, 1)
+    step = engine.begin([item(1, said)])
+    inner, begun, go_on = engine._runner.run, threading.Event(), threading.Event()
+
+    def slowly(segments: Any, rows: Any) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        return inner(segments, rows)
+
+    monkeypatch.setattr(engine._runner, "run", slowly)
+    computing = threading.Thread(target=step.run)
+    computing.start()
+    assert begun.wait(60)
+    opened: list[Any] = []
+    opening = threading.Thread(target=lambda: opened.append(again(engine, 2, like=1)))
+    opening.start()
+    opening.join(10)
+    while_computing = list(opened)
+    go_on.set()
+    computing.join(60)
+    assert while_computing == [None]
+    engine.end(step)
+    assert engine.spared(2, 1, rows=False)[0] == 16
+    assert taken_in(engine, 2, like=1) == said[-1]
+    kept = [engine.features(Cursor(each, 1, 0, len(said)), 0) for each in (1, 2)]
+    torch.testing.assert_close(kept[0].rows, kept[1].rows, rtol=0, atol=0)  # type: ignore[union-attr]
+
+
+def test_a_prefix_is_lent_until_it_is_copied_or_whoever_found_it_leaves(config: VerifyConfig) -> None:
+    engine = VerifyEngine.load(replace(config, attention_kernel=False))
+    said = take_in(engine, 1)
+    engine.release(1, 1)
+    pool = engine._holdings.pool
+    idle = pool.idle
+    assert idle
+    assert again(engine, 2, like=1) is None
+    assert pool.idle < idle, "nobody else gets them meanwhile"
+    engine.release(2, 1)
+    assert pool.idle == idle
+    assert again(engine, 3, like=1) is None
+    assert taken_in(engine, 3, like=1) == said[-1]
+    assert pool.idle == idle, "copied"
 
 
 def test_nothing_of_a_pass_is_known_before_its_end(engine: Any) -> None:
