@@ -167,13 +167,15 @@ class CellMachine(RuleBasedStateMachine):
         for name in ("verify/0", "verify/1"):
             if name in self.down:
                 continue
-            holdings = self.cell.processes[name].engine._holdings
-            pool = holdings.pool
+            engine = self.cell.processes[name].engine
+            holdings, leaving = engine._holdings, engine._batches._leaving  # at the end of their passes
+            pool, states = holdings.pool, [*holdings.states.values(), *leaving.values()]
             held = Counter(page for table in pool._tables.values() for page in table.pages)
+            held.update(page for state in states for page in state.lent)
             held.update(kept.page for kept in holdings.prefixes._kept.values())
             assert [held[page] for page in range(pool.total)] == pool._holders.tolist(), "a page has who holds it"
             assert pool.free == sum(held[page] == 0 for page in range(pool.total))
-            assert set(pool._tables) == set(holdings.states)
+            assert set(pool._tables) == {state.sequence for state in states}
             for number, one in holdings.states.items():
                 assert one.cached <= len(pool.pages(number)) * PAGE
 

@@ -10,12 +10,12 @@ import torch
 
 from dspark.native.compiled import kernels
 from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, SamplingParams, SparseQ, Verdict
+from verify_service.batch_runner import BatchFailed
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.feature_store import FeatureRows
 from verify_service.interface import Progress, PromptPrefill
 from verify_service.model_runner import Pass
-from verify_service.packed_step import BatchFailed
 from verify_service.plan import Segment
 from verify_service.sequences import VerifyItem
 
@@ -183,18 +183,24 @@ def test_a_copy_of_a_prefix_that_fails_leaves_no_pages_behind(pair: PAIR, monkey
     config = VerifyConfig(**pair, page_size=8, kv_tokens=512, threads=1, attention_kernel=False)
     engine = VerifyEngine.load(config)
     say(engine, {1: [*PROMPT, take_in(engine, 1, PROMPT)]})
-    holdings, held = engine._holdings, engine.held
+    held = engine.held
 
     def fails(source: object, target: object) -> None:
         raise RuntimeError("no memory")
 
-    copy = holdings._copy
-    monkeypatch.setattr(holdings, "_copy", fails)
+    copy = engine._runner.copy
+    monkeypatch.setattr(engine._runner, "copy", fails)
     cursor = Cursor(2, 1, 0, len(PROMPT))
-    with pytest.raises(RuntimeError, match="no memory"):
-        engine.open(cursor, GREEDY, 60, True, token_ids=PROMPT)
+    assert engine.open(cursor, GREEDY, 60, True, token_ids=PROMPT) is None
+    engine.line_up(PromptPrefill(2, 1, PROMPT, False))
+    with pytest.raises(BatchFailed, match="no memory"):
+        engine.prefill_next()
+    news = engine.take_news()
+    assert news is not None
+    assert news.problem is not None
+    engine.release(2, 1)
     assert engine.held == held
-    monkeypatch.setattr(holdings, "_copy", copy)
+    monkeypatch.setattr(engine._runner, "copy", copy)
     assert engine.open(cursor, GREEDY, 60, True, token_ids=PROMPT) is None
 
 
