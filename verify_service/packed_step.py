@@ -156,7 +156,7 @@ class PackedStep:
         return Prepared(items, chunks, states, segments, cases, masks, tokens, logit_rows if chunks else None, copies)
 
     def execute(self, prepared: Prepared) -> Executed:
-        """The pass, on any thread. Raises PassFailed where the target did not run."""
+        """The pass, on any thread. Raises BatchFailed where the target did not run."""
         items, chunks = prepared.items, prepared.chunks
         try:
             for source, target in prepared.copies:

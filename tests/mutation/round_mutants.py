@@ -346,9 +346,9 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "rows of a pass are committed before it has ended",
-            "    def _execute(self, prepared: Prepared) -> Executed:\n",
-            "    def _execute(self, prepared: Prepared) -> Executed:\n"
-            "        for state in prepared.states:\n            state.cached += 1\n",
+            "        items, chunks = prepared.items, prepared.chunks\n        try:\n",
+            "        items, chunks = prepared.items, prepared.chunks\n"
+            "        for state in prepared.states:\n            state.cached += 1\n        try:\n",
             (f"{U}nothing_of_a_pass_is_known_before_its_end",),
         ),
         (
