@@ -381,7 +381,7 @@ def test_a_prefix_is_found_while_a_pass_is_computed(config: VerifyConfig, monkey
     computing.join(60)
     assert while_computing == [None]
     engine.end(step)
-    assert engine.spared(2, 1, rows=False)[0] == 16
+    assert engine.spared(2, 1) == 16
     assert taken_in(engine, 2, like=1) == said[-1]
     kept = [engine.features(Cursor(each, 1, 0, len(said)), 0) for each in (1, 2)]
     torch.testing.assert_close(kept[0].rows, kept[1].rows, rtol=0, atol=0)  # type: ignore[union-attr]
