@@ -192,7 +192,7 @@ def test_a_copy_of_a_prefix_that_fails_leaves_no_pages_behind(pair: PAIR, monkey
     monkeypatch.setattr(engine._runner, "copy", fails)
     cursor = Cursor(2, 1, 0, len(PROMPT))
     assert engine.open(cursor, GREEDY, 60, True, token_ids=PROMPT) is None
-    engine.line_up(PromptPrefill(2, 1, PROMPT, False))
+    engine.line_up(PromptPrefill(2, 1, PROMPT))
     with pytest.raises(BatchFailed, match="no memory"):
         engine.prefill_next()
     news = engine.take_news()

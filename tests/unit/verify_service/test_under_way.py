@@ -350,7 +350,7 @@ def again(engine: VerifyEngine, sequence: int, like: int) -> Any:
 
 def taken_in(engine: VerifyEngine, sequence: int, like: int) -> int | Refusal:
     """The rest of a prompt that was opened; its anchor."""
-    engine.line_up(PromptPrefill(sequence, 1, [like, *PROMPT], wants_rows=False))
+    engine.line_up(PromptPrefill(sequence, 1, [like, *PROMPT]))
     while engine.prefill_next() is not None:
         pass
     return engine.first_token(sequence)
