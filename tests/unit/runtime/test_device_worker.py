@@ -6,9 +6,11 @@ import asyncio
 import threading
 
 import pytest
-from structlog.testing import capture_logs
+import structlog
+from structlog.testing import LogCapture
 
 from dspark.errors import Overloaded, Unavailable
+from dspark.runtime import device_worker
 from dspark.runtime.device_worker import BROKEN, DeviceWorker
 
 
@@ -181,11 +183,14 @@ async def test_a_job_of_another_thread_is_done_there_and_between_two_of_the_devi
     worker.close()
 
 
-async def test_an_error_of_a_job_in_another_thread_is_logged_and_after_closing_there_is_none() -> None:
+async def test_an_error_of_a_job_in_another_thread_is_logged_and_after_closing_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard = LogCapture()  # of a logger of its own: the module's may have been bound and kept before
+    monkeypatch.setattr(device_worker, "log", structlog.wrap_logger(None, processors=[heard]))
     worker = DeviceWorker("t")
-    with capture_logs() as logs:
-        worker.here(lambda: int("x"))
-    assert [entry["event"] for entry in logs] == ["device.failed"]
+    worker.here(lambda: int("x"))
+    assert [entry["event"] for entry in heard.entries] == ["device.failed"]
     worker.close()
     did: list[int] = []
     worker.here(lambda: did.append(1))
