@@ -223,7 +223,7 @@ class Lane:
     def _passed(self, said: PassReport) -> None:
         report, now, committed = said.report, self._heard, 0
         self._silence.reported(said, now)
-        applied, tracks = Applied(said, [], [], []), list[RequestState]()
+        applied, tracks = Applied(said, [], [], [], []), list[RequestState]()
         for place, each in enumerate(report.rounds):
             placed = self._find(each.sequence, each.epoch, "verdict")
             if placed is None:
@@ -241,6 +241,7 @@ class Lane:
                 applied.rounds.append(each)
                 applied.keys.append(placed.key)
                 applied.weights.append(placed.track.request.weight)
+                applied.formed.append(placed.track.request.law.constraint is not None)
                 tracks.append(placed.track)
                 logprobs = said.logprobs[place] if place < len(said.logprobs) else ()
                 committed += self._commits.judged(

@@ -9,7 +9,7 @@ but one sequence at a time to be tried with, once its pause is over.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import structlog
 
@@ -102,9 +102,9 @@ class LaneDrafters:
         if number in self._by_number:
             self._by_number[number].pause_s = AGAIN_S
 
-    def observe(self, rounds: Iterable[RoundReport]) -> None:
-        """Finished rounds, for the watchdog."""
-        for number, seen in drafted_passes(rounds).items():
+    def observe(self, rounds: Sequence[RoundReport], formed: Sequence[bool]) -> None:
+        """Finished rounds of a pass, for the watchdog; formed: of each, whether its answer keeps a form."""
+        for number, seen in drafted_passes(rounds, formed).items():
             known = self._by_number.get(number)
             if known is None:
                 continue

@@ -47,7 +47,7 @@ class RoundLearning:
             if each.rounds:
                 self._count(each)
                 self._plans.learn(each)
-                self._drafters.observe(each.rounds)
+                self._drafters.observe(each.rounds, each.formed)
         self._counts.tell()
         if applied:
             self._say_mode()

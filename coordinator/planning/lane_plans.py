@@ -55,6 +55,7 @@ class Applied:
     rounds: list[RoundReport]
     keys: list[Hashable]
     weights: list[float]
+    formed: list[bool]  # whether an answer keeps a form
 
 
 class LanePlans:

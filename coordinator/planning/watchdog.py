@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ ON_TRIAL = 0.4  # of the same, to begin with: who had an alarm has less credit
 TRIAL = 32  # blocks, of which as much as HELD of the usual is accepted
 HELD = 0.5
 PAUSE_S, LONGEST_S = 10.0, 160.0
-COST = 8.0  # times what a trial took, that the pause after it takes at least
+COST = 8.0  # times what a trial took: the pause behind it is no shorter, as far as LONGEST_S allows
 
 
 class Alarm(enum.Enum):
@@ -65,31 +65,35 @@ class DraftedPass(NamedTuple):
     blocks: int  # sound ones
     malformed: int
     missing: int
+    formed: int = 0  # sound ones whose answer keeps a form, which drafters know nothing of: what is kept says nothing
     promised: float = 0.0  # tokens, of the slots that were verified
     accepted: float = 0.0
     squared: float = 0.0  # sum of (accepted - promised)^2
     worth: float = 0.0  # accepted tokens, and what was promised behind them where nobody looked
     first: float = 0.0  # promised of the first slots that were verified
+    slots: float = 0.0  # that were drafted
 
 
-def drafted_passes(rounds: Iterable[RoundReport]) -> dict[int, DraftedPass]:
-    """By drafter's number. A round without a block that is not its drafter's fault says nothing."""
+def drafted_passes(rounds: Sequence[RoundReport], formed: Sequence[bool]) -> dict[int, DraftedPass]:
+    """By drafter's number. A round without a block that is not its drafter's fault says nothing. formed: of each
+    round, whether its answer keeps a form."""
     found: dict[int, list[float]] = {}
-    for each in rounds:
+    for each, form in zip(rounds, formed, strict=True):
         fault = None if len(each.confidence) else _EMPTY.get(each.why_empty)
         if not each.drafter or (fault is None and not len(each.confidence)):
             continue
-        sums = found.setdefault(each.drafter, [0.0] * 8)
-        if fault is not None:
-            sums[1 if fault is Alarm.MALFORMED else 2] += 1
+        sums = found.setdefault(each.drafter, [0.0] * len(DraftedPass._fields))
+        if fault is not None or form:
+            sums[3 if fault is None else 1 if fault is Alarm.MALFORMED else 2] += 1
             continue
         promised = _survivals(each.confidence[: each.verified])
         behind = _survivals(each.confidence[each.verified :]) if each.accepted == each.verified else 0.0
         first = each.confidence[0] if each.verified else 0.0
         apart = (each.accepted - promised) ** 2
-        for place, value in enumerate((1, 0, 0, promised, each.accepted, apart, each.accepted + behind, first)):
+        worth, slots = each.accepted + behind, len(each.confidence)
+        for place, value in enumerate((1, 0, 0, 0, promised, each.accepted, apart, worth, first, slots)):
             sums[place] += value
-    return {number: DraftedPass(int(a), int(b), int(c), *rest) for number, (a, b, c, *rest) in found.items()}
+    return {number: DraftedPass(*map(int, sums[:4]), *sums[4:]) for number, sums in found.items()}
 
 
 def _survivals(confidence: Sequence[float]) -> float:
@@ -109,6 +113,7 @@ class BlockSums:
     accepted: float = 0.0
     squared: float = 0.0
     worth: float = 0.0
+    slots: float = 0.0
 
     def add(self, seen: DraftedPass, memory: float) -> None:
         kept = math.exp(-seen.blocks / memory)
@@ -117,6 +122,7 @@ class BlockSums:
         self.accepted = kept * self.accepted + seen.accepted
         self.squared = kept * self.squared + seen.squared
         self.worth = kept * self.worth + seen.worth
+        self.slots = kept * self.slots + seen.slots
 
     @property
     def ratio(self) -> float:
@@ -131,6 +137,10 @@ class BlockSums:
     @property
     def mean_worth(self) -> float:
         return self.worth / self.blocks if self.blocks else 0.0
+
+    @property
+    def mean_slots(self) -> float:
+        return self.slots / self.blocks if self.blocks else 0.0
 
 
 class DrafterWatch:
@@ -163,7 +173,7 @@ class DrafterWatch:
             return False
         if self.alarm is not None and not self._began:
             self._began = now
-        asked = seen.blocks + seen.malformed + seen.missing
+        asked = seen.blocks + seen.formed + seen.malformed + seen.missing
         for kind, count in ((Alarm.MALFORMED, seen.malformed), (Alarm.NOTHING_DRAFTED, seen.missing)):
             self._bad[kind] += (count / asked - self._bad[kind]) / BAD_MEMORY
         self.recent.add(seen, RECENT)
@@ -172,7 +182,7 @@ class DrafterWatch:
         if found is not None:
             return self.raised(found, now)
         if self.alarm is not None:
-            self._trial += seen.blocks
+            self._trial += seen.blocks + seen.formed
             if self._trial < TRIAL:
                 return False
             if not self._kept(HELD):
@@ -187,7 +197,7 @@ class DrafterWatch:
         if self.left_out(now):
             return False
         trial_s = now - self._began if self._began else 0.0
-        self._until = now + max(self._pause_s, COST * trial_s)
+        self._until = now + max(self._pause_s, min(COST * trial_s, LONGEST_S))  # most of a trial may be idle
         self._pause_s = min(2.0 * self._pause_s, LONGEST_S)
         self.alarm, self._began, self._trial, self.recent = alarm, 0.0, 0.0, BlockSums()
         self._bad, self._in_vain = dict.fromkeys(self._bad, ON_TRIAL), 0.0
@@ -201,7 +211,8 @@ class DrafterWatch:
             return Alarm.NOTHING_ACCEPTED
         if not self._kept(SHARE):
             return Alarm.COLLAPSE
-        poor = self.past.blocks >= SETTLED and self.recent.mean_worth < LITTLE * self.past.mean_worth
+        usual = min(self.past.mean_worth, self.recent.mean_slots)  # a short block is worth no more than its slots
+        poor = self.past.blocks >= SETTLED and self.recent.mean_worth < LITTLE * usual
         if self.alarm is None and poor and self.recent.blocks > RECENT / 2:
             self.past.blocks = self.past.worth = 0.0  # once: from now on this may be what is usual
             return Alarm.NOTHING_ACCEPTED

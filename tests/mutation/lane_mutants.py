@@ -164,7 +164,7 @@ LANES: list[Mutant] = [
             "who lost its drafter waits as if it had looked for one",
             "                each.not_before = 0.0\n",
             "                each.not_before = 1e9\n",
-            (f"{L}a_silent_drafter_costs_a_deadline_and_its_sequences_go_to_another_one",),
+            (f"{L}another_drafter_takes_over_without_a_second_prefill",),
         ),
     ),
     *in_file(

@@ -22,7 +22,7 @@ from dspark.rounds.control import Admission, DrafterAt, PassReport, Refused, Up,
 from dspark.rounds.events import Acknowledged, DrafterEvent, How, Release, Released, Why
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan
 from dspark.rounds.policy import parse_policy
-from dspark.types import Draws, RefusalReason, SamplingParams
+from dspark.types import Constraint, ConstraintKind, Draws, RefusalReason, SamplingParams
 
 POLICIES = ("adaptive", "fixed:1", "fixed:3", "threshold:0.5", "off")
 
@@ -499,6 +499,20 @@ def test_a_silent_drafter_costs_a_deadline_and_its_sequences_go_to_another_one()
         assert track.stats.drafted > 0
 
     story(tell)
+
+
+@pytest.mark.parametrize(("form", "alarms"), [(None, 1), (Constraint(ConstraintKind.REGEX, "[0-9]*"), 0)])
+def test_a_drafter_of_no_use_is_left_out_and_one_whose_drafts_a_form_refuses_is_not(
+    form: Constraint | None, alarms: int
+) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        law = SamplingParams(temperature=0.0, constraint=form)
+        await cell.finish(cell.ask(max_tokens=120, policy="fixed:3", law=law))
+        version = cell.drafters[0].facts.fingerprint[:16]
+        found = cell.metrics.value("drafter_alarms_total", drafter=version, reason="nothing accepted")
+        assert (found or 0) == alarms
+
+    story(tell, pair=ToyPair(wrong_every=1))
 
 
 def test_a_distrusted_drafter_drafts_no_more_under_the_ratio_rules() -> None:

@@ -41,7 +41,7 @@ def report(made: LanePlans, rounds: int = 1, *, accepted: int = 5, confidence: f
         for number in (1, 2)
     ]
     said = PassReport(Report(rounds, made.in_force.number, rows), Timing(0.02, 0.025, 0.003, 0.004), 128.0, 16)
-    return Applied(said, rows, [0, 0], [1.0, 1.0])
+    return Applied(said, rows, [0, 0], [1.0, 1.0], [False, False])
 
 
 def test_each_policy_has_its_terms_and_adaptive_ones_share_the_planner_s() -> None:
@@ -148,7 +148,7 @@ def test_passes_of_two_cohorts_say_nothing_of_what_lies_between() -> None:
 def test_a_prefill_and_a_pass_of_nobody_known_teach_nothing() -> None:
     made = plans()
     told(made)
-    for applied in (report(made, 0), Applied(report(made).report, [], [], [])):
+    for applied in (report(made, 0), Applied(report(made).report, [], [], [], [])):
         made.learn(applied)
     assert made._planner is not None
     assert made._planner.cost.drafted.seen == made._planner.acceptance.usual().size - 7 == 0

@@ -43,9 +43,9 @@ class Rounds:
             rounds.append(block(int(np.logical_and.accumulate(right).sum()), verified, confidence))
         return rounds
 
-    def run(self, rounds: list[RoundReport]) -> None:
+    def run(self, rounds: list[RoundReport], formed: bool = False) -> None:
         self.now += ROUND_S
-        for seen in drafted_passes(rounds).values():
+        for seen in drafted_passes(rounds, [formed] * len(rounds)).values():
             self.watch.observe(seen, self.now)
 
     def until_alarm(self, make: list[RoundReport] | None, most: int, **honest: float) -> int:
@@ -59,9 +59,10 @@ class Rounds:
 
 def test_a_pass_says_what_was_promised_and_what_was_kept_of_it() -> None:
     half = (0.5, 0.5, 0.5)
-    seen = drafted_passes([block(1, 2, half), block(2, 2, half), empty("invalid"), empty("late"), empty("off")])
-    assert seen == {3: DraftedPass(2, 1, 1, 1.5, 3.0, 0.25**2 + 1.25**2, 1.0 + 2.5, 1.0)}
-    assert drafted_passes([empty("no drafter", 0), empty("last token"), empty("rows missing")]) == {}
+    rounds = [block(1, 2, half), block(2, 2, half), block(0), empty("invalid"), empty("late"), empty("off")]
+    seen = drafted_passes(rounds, [each == block(0) for each in rounds])
+    assert seen == {3: DraftedPass(2, 1, 1, 1, 1.5, 3.0, 0.25**2 + 1.25**2, 1.0 + 2.5, 1.0, 6.0)}
+    assert drafted_passes([empty("no drafter", 0), empty("last token"), empty("rows missing")], [False] * 3) == {}
 
 
 @pytest.mark.parametrize("sequences", [1, 4, 64])
@@ -167,3 +168,36 @@ def test_a_process_that_comes_anew_knows_what_its_version_did() -> None:
     drafter.until_alarm(None, 500)
     drafter.watch = DrafterWatch(drafter.watch.past)
     assert drafter.until_alarm([block(0, 0, (0.0,) * 7)], 101) <= 100
+
+
+def test_a_trial_that_stood_idle_does_not_make_the_pause_behind_it_any_longer() -> None:
+    drafter = Rounds()
+    drafter.until_alarm([block(0)], 100)
+    drafter.now += PAUSE_S
+    drafter.run([block(0)])
+    drafter.now += 3600.0  # nobody asks for anything
+    for _ in range(100):
+        drafter.run([block(0)])
+        if drafter.watch.left_out(drafter.now):
+            break
+    assert 0.0 < drafter.watch.pause_left_s(drafter.now) <= LONGEST_S
+
+
+def test_short_blocks_are_not_measured_by_what_long_ones_were_worth() -> None:
+    drafter, sure = Rounds(), (0.99,) * 15
+    assert drafter.until_alarm(None, 500, confidence=sure, verified=15) == 500  # type: ignore[arg-type]
+    assert drafter.until_alarm(None, 500, confidence=sure[:1], verified=1) == 500  # type: ignore[arg-type]
+
+
+def test_what_a_form_refuses_is_not_its_drafter_s_fault_and_a_trial_may_end_with_it() -> None:
+    drafter = Rounds()
+    drafter.until_alarm(None, 300)
+    for _ in range(500):
+        drafter.run([block(0)], formed=True)
+    assert drafter.watch.alarm is None
+    drafter.watch.raised(Alarm.NOTHING_DRAFTED, drafter.now)
+    drafter.now += PAUSE_S
+    for _ in range(40):
+        drafter.run([block(0)], formed=True)
+    assert drafter.watch.alarm is None
+    assert drafter.until_alarm(None, 101, kept=0.0) <= 100
