@@ -63,14 +63,17 @@ class CostCorrector:
         """Of the draft alone."""
         return self.drafting.value * self.draft(sequences, slots)
 
-    def round_s(self, tokens: Floats, context: float, sequences: float, slots: int, cohorts: int) -> Floats:
-        """[m] seconds in which all sequences get one drafted round, by tokens [m] in their passes.
+    def round_s(
+        self, tokens: Floats, context: float, sequences: float, drafting: float, slots: int, cohorts: int
+    ) -> Floats:
+        """[m] seconds in which all sequences get one round, by tokens [m] in their passes; `drafting` of them have
+        `slots` drafted.
 
         Of two cohorts one drafts while the other is verified: the longest of both passes, of both drafts, and of what
         one of them takes by itself.
         """
         part = sequences / cohorts
         step = self.drafted.value * self.verify.stairs(context, part)(tokens / cohorts)
-        draft = self.draft_s(part, slots)
+        draft = self.draft_s(drafting / cohorts, slots)
         alone: Floats = step + draft + self.hop.value
         return alone if cohorts == 1 else np.maximum(np.maximum(2.0 * step, 2.0 * draft), alone)

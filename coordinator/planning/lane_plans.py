@@ -182,7 +182,11 @@ class LanePlans:
                 self.window,
                 cohorts=self._cohorts,
                 others=Others(
-                    len(others), len(others) + more, min(slots, self.block), sum(each.weight for each in others) + more
+                    len(others),
+                    len(others) + more,
+                    min(slots, self.block),
+                    sum(each.weight for each in others) + more,
+                    drafting,
                 ),
             )
         )
@@ -231,12 +235,16 @@ class LanePlans:
         """(slots, cohorts) at home."""
         if self._planner is not None and any(each.own is None and each.drafted for each in self._members.values()):
             return self._planner.home
-        slots = max((each.own.slots for each in self._members.values() if each.own is not None), default=0)
-        return slots, self.in_force.cohorts
+        return max((terms.slots for terms in self._drafted_own()), default=0), self.in_force.cohorts
+
+    def _drafted_own(self) -> list[Terms]:
+        """Of those with terms of their own that blocks are drafted for."""
+        own = (each.own for each in self._members.values() if each.drafted)
+        return [terms for terms in own if terms is not None and terms.slots]
 
     def _by_themselves(self) -> tuple[float, int]:
         """(seconds of drafts of those with terms of their own, cohorts if there is nobody else)."""
-        own = [each.own for each in self._members.values() if each.own is not None and each.own.slots]
+        own = self._drafted_own()
         slots = min(max((terms.slots for terms in own), default=0), self.block)
         if not slots or self._planner is None:
             return 0.0, self._cohorts[0] if len(self._cohorts) == 1 and slots else 0
@@ -245,7 +253,9 @@ class LanePlans:
         if len(self._adaptive.sequences) or self._adaptive.number:
             return draft_s, 0
         tokens = np.array([count + len(own) * self._verified])
-        rounds = {each: float(cost.round_s(tokens, self._context, count, slots, each)[0]) for each in self._cohorts}
+        rounds = {
+            each: float(cost.round_s(tokens, self._context, count, len(own), slots, each)[0]) for each in self._cohorts
+        }
         return draft_s, min((each for each in rounds if each <= count), key=rounds.__getitem__, default=1)
 
 

@@ -59,6 +59,7 @@ class Others(NamedTuple):
     tokens: float = 0.0  # in a pass
     slots: int = 0  # of the longest blocks drafted for them
     worth: float = 0.0  # expected weighted tokens of a round
+    drafting: int = 0  # sequences of them that blocks are drafted for
 
 
 NOBODY = Others()
@@ -235,7 +236,8 @@ class Planner:
         compared, gained = ranked.among(slots)
         taken = scale * np.arange(len(gained) + 1, dtype=np.float64)
         together, longest = len(lane.sequences) + lane.others.sequences, max(slots, lane.others.slots)
-        seconds = self.cost.round_s(tokens + taken, lane.context, together, longest, cohorts)
+        drafting = len(lane.sequences) + lane.others.drafting
+        seconds = self.cost.round_s(tokens + taken, lane.context, together, drafting, longest, cohorts)
         return walk(compared, scale * gained, worth, seconds, int(max(lane.most_tokens - tokens, 0) / scale))
 
     @property
@@ -256,7 +258,8 @@ class Planner:
         others, together = lane.others, len(lane.sequences) + lane.others.sequences
         if not others.slots:
             return self.cost.plain_s(together, lane.context)
-        return float(self.cost.round_s(np.array([tokens]), lane.context, together, others.slots, 1)[0])
+        seconds = self.cost.round_s(np.array([tokens]), lane.context, together, others.drafting, others.slots, 1)
+        return float(seconds[0])
 
     def _past(self, lane: PlannedLane) -> tuple[Floats, Floats]:
         """What recent blocks would be compared by and worth, [m, b]; of a lane without a past what is hoped for."""

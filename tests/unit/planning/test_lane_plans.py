@@ -115,9 +115,31 @@ def test_what_others_bring_along_is_in_the_plan_of_adaptive_ones() -> None:
         planner.next(PlannedLane([1], ["d"], np.ones(1), 128.0, cohorts=(1,), others=others))
         return planner._last.rate, planner.home[0]
 
-    alone, beside = planned(Others()), planned(Others(63, 63 + 200.0, 7, 63 + 150.0))
+    alone, beside = planned(Others()), planned(Others(63, 63 + 200.0, 7, 63 + 150.0, 63))
     assert beside[0] > 20 * alone[0], "tokens of all"
-    assert planned(Others(63, 63 + 4000.0, 7, 63.0))[0] < beside[0], "and what they take"
+    assert planned(Others(63, 63 + 4000.0, 7, 63.0, 63))[0] < beside[0], "and what they take"
+
+
+def test_one_who_is_drafted_for_among_many_who_are_not_pays_for_its_own_draft() -> None:
+    def slots(others: Others) -> int:
+        planner = Planner(CostCorrector(GPU.curve(), lambda n, k: 1e-3 * n, RunningRatio(1e-4)), 7, explore=0.0)
+        planner.next(PlannedLane([1], ["d"], np.ones(1), 128.0, cohorts=(1,), others=others))
+        return planner.home[0]
+
+    assert slots(Others(7, 7.0, 0, 7.0)) > 0
+    assert slots(Others(7, 7.0, 1, 7.0, 7)) > 0, "the others' drafts are made anyhow"
+
+
+def test_terms_of_those_that_nobody_drafts_for_make_no_cohorts_and_no_draft() -> None:
+    made = plans(CostCurve(SIZES, [128], [1e-3 + 2e-4 * size for size in SIZES]))
+    for number in range(64):
+        made.add(number, parse_policy("fixed:7"), 1.0, 0)
+    drafted = told(made)
+    assert (drafted.cohorts, made.mode) == (2, (7, 2))
+    for number in range(64):
+        made.drafted_by(number, 0, somebody=False)
+    plain = told(made)
+    assert (plain.cohorts, plain.draft_s, made.mode) == (1, 0.0, (0, 1))
 
 
 @pytest.mark.parametrize(("cohorts", "expected"), [(1, {1}), (2, {2}), (0, {1, 2})])

@@ -141,10 +141,18 @@ def test_what_two_cohorts_take_is_the_longest_of_what_must_follow_each_other() -
     costs = Costs(lambda t: 10e-3, lambda n, k: 1e-3 * k, 3e-3)
     corrector = CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s))
     tokens = np.array([64.0])
-    assert corrector.round_s(tokens, CONTEXT, 32, 4, 1)[0] == pytest.approx(17e-3)
-    assert corrector.round_s(tokens, CONTEXT, 32, 4, 2)[0] == pytest.approx(20e-3)  # both passes
-    assert corrector.round_s(tokens, CONTEXT, 32, 9, 2)[0] == pytest.approx(22e-3)  # one of them by itself
-    assert corrector.round_s(tokens, CONTEXT, 32, 20, 2)[0] == pytest.approx(40e-3)  # both drafts
+    assert corrector.round_s(tokens, CONTEXT, 32, 32, 4, 1)[0] == pytest.approx(17e-3)
+    assert corrector.round_s(tokens, CONTEXT, 32, 32, 4, 2)[0] == pytest.approx(20e-3)  # both passes
+    assert corrector.round_s(tokens, CONTEXT, 32, 32, 9, 2)[0] == pytest.approx(22e-3)  # one of them by itself
+    assert corrector.round_s(tokens, CONTEXT, 32, 32, 20, 2)[0] == pytest.approx(40e-3)  # both drafts
+
+
+def test_a_draft_takes_what_those_take_who_are_drafted_for() -> None:
+    costs = Costs(lambda t: 10e-3, lambda n, k: 1e-3 * n, 3e-3)
+    corrector = CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s))
+    tokens = np.array([64.0])
+    assert corrector.round_s(tokens, CONTEXT, 64, 64, 4, 1)[0] == pytest.approx(77e-3)
+    assert corrector.round_s(tokens, CONTEXT, 64, 2, 4, 1)[0] == pytest.approx(15e-3)
 
 
 def test_plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear() -> None:
