@@ -22,6 +22,7 @@ from deploy.topology import ProcessRole, Replica, Topology, with_templates
 
 ROOM = 8  # threads that every node has room for
 WORKERS = (ProcessRole.VERIFY, ProcessRole.DRAFT)
+FULL = 0.9  # of a card that is shared: what models and caches may fill
 LEAST = 1e4  # Ray counts to four decimals
 VERIFIER_SHARE = 0.6  # of a card that is shared: above a half, so that no two verifiers meet on one
 DRAFTERS = 4  # that the rest of a shared card has room for, at least
@@ -60,6 +61,12 @@ def reserve(
         role: replace(template, cpus=cpus[role], gpus=gpus[role], memory=bytes_[role])
         for role, template in topology.templates.items()
     }
+    verifier = templates[ProcessRole.VERIFY]
+    beside = _beside(gpus[ProcessRole.VERIFY], gpus[ProcessRole.DRAFT], most[ProcessRole.DRAFT])
+    if beside and "gpu_memory_utilization" in verifier.settings:
+        share = min(verifier.settings["gpu_memory_utilization"], round(max(FULL - beside, 0.05), 4))
+        settings = {**verifier.settings, "gpu_memory_utilization": share}
+        templates[ProcessRole.VERIFY] = replace(verifier, settings=settings)
     return with_templates(topology, templates), warning
 
 
@@ -98,6 +105,13 @@ def _gpus(
             share[ProcessRole.VERIFY] = VERIFIER_SHARE
             share[ProcessRole.DRAFT] = _down((1.0 - VERIFIER_SHARE) / max(math.ceil(drafters / cards), DRAFTERS))
     return {role: share.get(role, 0.0) if (given := said.get(role)) is None else given for role in topology.templates}
+
+
+def _beside(verifier: float, drafter: float, drafters: int) -> float:
+    """The share of a verifier's card that drafters come to hold, by what both reserve."""
+    if not (0 < verifier < 1 and drafter > 0):
+        return 0.0
+    return drafter * min(drafters, int((1.0 - verifier) / drafter + CLOSE))
 
 
 def _wants_card(settings: Mapping[str, Any], cards: int) -> bool:

@@ -142,7 +142,7 @@ def _woven(caches: Sequence[Any], weave: Callable[[list[Tensor]], Tensor]) -> An
 def _woven_value(values: list[Any], weave: Callable[[list[Tensor]], Tensor]) -> Any:
     first = values[0]
     if isinstance(first, Tensor):
-        return weave(values) if first.dim() else first
+        return weave(values) if first.dim() else first.clone()  # whoever counts in it counts alone
     if isinstance(first, dict):
         return {key: _woven_value([value[key] for value in values], weave) for key in first}
     if isinstance(first, list | tuple):

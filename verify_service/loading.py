@@ -61,12 +61,16 @@ def load_parts(config: VerifyConfig) -> VerifierParts:
         if problem is not None:
             raise CheckpointError(problem)
         projection = load_projection(folder, dtype=dtype, device=device)
+    asked = config
     config = sized(config, target, device, dtype)
     check_room(config, target, device, dtype)
     taps = None
     if projection is not None and projection.target_layer_ids:
         taps = TargetTaps(target.model, projection.target_layer_ids).attach()
     runner = choose_runner(config, target, taps)
+    if not asked.kv_tokens and runner.path == "stateful" and card_memory(device) is not None:
+        # A pass makes all its keys and values anew, and those of before are kept until the next one.
+        config = replace(config, kv_tokens=max(config.kv_tokens // 2 // config.page_size, 1) * config.page_size)
     version = fingerprint(config.target, revision=config.target_revision)
     return VerifierParts(target, runner, projection, version, config)
 

@@ -67,7 +67,9 @@ def command_line() -> str:
             written = f"`{', '.join(action.option_strings) or action.metavar or action.dest}`"
             if action.choices:
                 written += f" {', '.join(map(str, action.choices))}"
-            default = "" if action.default in (None, False, argparse.SUPPRESS, [], ()) else f"`{action.default}`"
+            said = action.default not in (None, False, argparse.SUPPRESS, [], (), "")
+            # What takes something away is not given by default, whatever stands there then.
+            default = f"`{action.default}`" if said and not isinstance(action, argparse._StoreFalseAction) else ""
             meaning = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
             lines.append(f"| {cell(written)} | {cell(default)} | {cell(meaning)} |")
     return page(lines)

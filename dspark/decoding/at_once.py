@@ -18,7 +18,7 @@ from dspark.decoding.sampling import LawColumns, distribution
 
 
 class Given(NamedTuple):
-    """What cases bring, padded: rows repeat a sequence's first one, entries have probability 0."""
+    """What cases bring, padded: rows repeat a sequence's last one, entries have probability 0."""
 
     rows: Tensor  # [m, L + 1] of the packed pass
     lengths: Tensor  # [m] drafted slots

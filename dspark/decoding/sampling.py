@@ -182,7 +182,8 @@ def _truncate(probs: Tensor, laws: LawColumns, *, waits: bool) -> Tensor:
         ascending = probs.sort(dim=-1).values
     kept = torch.where(laws.top_k > 0, laws.top_k, vocab).clamp_(max=vocab).expand(len(probs), 1)
     if laws.min_p is not None:  # equals are kept or cut together
-        kept = torch.minimum(kept, vocab - torch.searchsorted(ascending, laws.min_p * ascending[:, -1:]))
+        likely = vocab - torch.searchsorted(ascending, laws.min_p * ascending[:, -1:])
+        kept = torch.minimum(kept, likely.clamp_(min=1))  # none of a row of NaN, and a card that looks there dies
     if laws.any_top_p:
         mass = ascending.flip(-1).cumsum(dim=-1)
         bound = laws.top_p * mass.gather(-1, kept - 1)

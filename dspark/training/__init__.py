@@ -1,6 +1,6 @@
 """From prompts to a drafter for any target (`dspark train`).
 
-    split -> regenerate -> encode -> [target_cache] -> trainer -> calibrate -> evaluate
+    split -> regenerate -> encode -> [cache] -> trainer -> calibrate -> evaluate
 
 Nothing here is imported by the services; training reads `dspark/model` and writes released-format folders.
 """

@@ -18,6 +18,11 @@ def test_pages_are_fresh() -> None:
     assert done.returncode == 0, f"run `make reference`: {done.stdout}{done.stderr[-2000:]}"
 
 
+def test_what_takes_something_away_is_not_called_a_default() -> None:
+    page = (ROOT / "docs" / "reference" / "command-line.md").read_text(encoding="utf-8")
+    assert "| `--stop-at-eos` |  | let answers end by themselves |" in page
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_row_has_a_meaning(page: Path) -> None:
     rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]

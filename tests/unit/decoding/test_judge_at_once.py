@@ -120,7 +120,7 @@ def test_near_ties_of_coupled_sequences_are_counted() -> None:
     assert counts[0] == counts[1]
 
 
-@pytest.mark.parametrize("law", LAWS[:3])
+@pytest.mark.parametrize("law", LAWS[:-1])
 def test_logits_that_are_not_numbers_are_an_error(law: SamplingParams) -> None:
     logits, cases = pass_of(1, [law] * 3)
     logits[cases[1].first_row] = torch.nan

@@ -149,6 +149,18 @@ def test_logits_that_are_not_numbers_are_an_error(bad: float, temperature: float
         )
 
 
+@pytest.mark.parametrize("law", [SamplingParams(min_p=0.1), SamplingParams(top_k=3, top_p=0.9, min_p=0.1)])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_cut_row_that_is_not_numbers_looks_nowhere_outside_itself(bad: float, law: SamplingParams) -> None:
+    """A card whose index is out of bounds serves nobody again."""
+    logits = rows(2, 9, 6)
+    logits[1, 4] = bad
+    for waits in (True, False):
+        probs = distribution(logits, LawColumns.of([law]), waits=waits)
+        assert torch.isfinite(probs[0]).all()
+        assert torch.isnan(probs[1]).all()
+
+
 def test_a_draw_inverts_the_cumulative_sum() -> None:
     probs = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]], dtype=torch.float64)
     grid = torch.arange(64, dtype=torch.float64) / 64

@@ -132,6 +132,20 @@ def test_too_few_cards_of_a_machine_are_shared_but_by_no_two_verifiers(
     assert _fit(resized(topology, cards + 1, 0), node).startswith("no node with ")
 
 
+@pytest.mark.parametrize(
+    ("drafters", "cards", "given", "share"),
+    [(1, 1, 0.9, 0.8), (4, 1, 0.9, 0.5), (9, 1, 0.9, 0.5004), (1, 1, 0.4, 0.4), (1, 2, 0.9, 0.9), (0, 1, 0.9, 0.9)],
+)
+def test_the_pool_of_a_verifier_leaves_its_card_what_drafters_reserve_there(
+    drafters: int, cards: int, given: float, share: float
+) -> None:
+    settings = {ProcessRole.VERIFY: {**DEVICE[ProcessRole.VERIFY], "gpu_memory_utilization": given}}
+    settings[ProcessRole.DRAFT] = DEVICE[ProcessRole.DRAFT]
+    config = ClusterConfig(**ALONE, drafters=drafters)
+    topology, _ = _cell(config, _node(gpus=cards, cpus=16), settings=settings)
+    assert _named(topology, "verify/0").settings["gpu_memory_utilization"] == pytest.approx(share, abs=1e-3)
+
+
 def test_memory_that_is_not_there_is_told_and_not_in_the_way_on_a_machine_of_its_own() -> None:
     topology, warning = _cell(ClusterConfig(**ALONE), _node(gib=2))
     assert "takes 3.0 GiB, 2.0 GiB are here" in warning

@@ -146,6 +146,16 @@ def test_clients_get_a_secret_as_soon_as_strangers_could_reach_an_entry(
     assert ("client_token_file" in token_files(config)) == drawn
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"rule": "blocks"}, "cluster.rule: 'blocks' is none of token, block, coupled"), ({"policy": "fixed"}, "fixed:k")],
+)
+def test_words_of_a_plan_are_read_before_anything_starts(given: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^cluster\.{next(iter(given))}: .*") as told:
+        read_config(file=None, environ={}, flags=given, pair=pair)
+    assert said in str(told.value)
+
+
 def test_only_a_replica_that_does_not_serve_ends_the_wait() -> None:
     row = {"name": "draft/0", "endpoint": "", "pid": 0, "reason": "lost", "fatal": False, "failures": 3, "leaving": []}
     row |= {"unplaced": False}

@@ -45,3 +45,17 @@ def test_on_a_card_it_is_what_is_left_of_a_share_of_its_memory(
     assert tokens(kv_tokens=640) == 640, "who says a number gets it"
     with pytest.raises(ConfigError, match=re.escape("verify.gpu_memory_utilization: 0.4 of 10.0 GB leaves no page")):
         tokens(gpu_memory_utilization=0.4)
+
+
+def test_states_of_the_library_get_half_of_it(golden_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass makes all of them anew, and those of before are kept until the next one."""
+    monkeypatch.setattr(loading, "card_memory", lambda device: (GB // 5, GB // 5))
+    monkeypatch.setattr(loading, "free_bytes", lambda device: GB // 5)
+    paged, stateful, told = (
+        loading.load_parts(VerifyConfig(target=str(golden_target), gpu_memory_utilization=0.5, **settings))
+        for settings in ({}, {"attention": "stateful"}, {"attention": "stateful", "kv_tokens": 640})
+    )
+    assert (paged.runner.path, stateful.runner.path) == ("paged", "stateful")
+    pages = paged.config.kv_tokens // paged.config.page_size
+    assert stateful.config.kv_tokens == pages // 2 * stateful.config.page_size
+    assert told.config.kv_tokens == 640, "who says a number gets it"

@@ -13,7 +13,7 @@ from dspark.errors import CheckpointError
 from dspark.model.target import TargetTaps, decoder_layers
 from tests.architectures.families import FAMILIES, model_of
 from tests.architectures.serving import prompt
-from verify_service.kept_state import REPLAYED_AT_MOST
+from verify_service.kept_state import REPLAYED_AT_MOST, joined, parted
 from verify_service.plan import Segment
 from verify_service.stateful import StatefulRunner
 
@@ -187,3 +187,16 @@ def test_sequences_of_a_state_space_share_a_pass_wherever_they_stand(monkeypatch
     assert seen == [4]
     wanted = torch.cat([plain(target, ids)[-2:] for ids in after.values()])
     torch.testing.assert_close(made.logits, wanted, **CLOSE)
+
+
+class _Counting:
+    """A state that counts in a tensor of its own, as those of fixed size do."""
+
+    def __init__(self, count: int) -> None:
+        self.seen, self.rows = torch.tensor(count), torch.zeros(1, 3)
+
+
+def test_sequences_that_shared_a_pass_count_apart_behind_it() -> None:
+    first, second = parted(joined([_Counting(4), _Counting(4)]), 2)
+    first.seen.add_(1)
+    assert (int(first.seen), int(second.seen)) == (5, 4)
