@@ -1,0 +1,73 @@
+"""Recordings of a card, where there is none: what is asked of it, held against the library's rule for shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakSet
+
+import pytest
+import torch
+from torch import Tensor
+
+from verify_service.graphs import Graphs
+from verify_service.plan import Segment
+
+PAGE = 16
+
+
+class _Graph:
+    """What `torch.cuda.CUDAGraph` is asked for."""
+
+    pool = 0
+
+    def replay(self) -> None:
+        pass
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Pools by recording. As the allocator has it, a pool that was used and has no recording left is refused."""
+    living, used, names = WeakSet[_Graph](), list[int](), itertools.count(1)
+
+    @contextlib.contextmanager
+    def graph(recording: _Graph, *, pool: int, capture_error_mode: str) -> Iterator[None]:
+        if pool in used and all(one.pool != pool for one in living):
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
+        recording.pool = pool
+        living.add(recording)
+        used.append(pool)
+        yield
+
+    def stream(*_: Any) -> SimpleNamespace:
+        return SimpleNamespace(wait_stream=lambda other: None)
+
+    for name, made in {
+        "CUDAGraph": _Graph,
+        "Stream": stream,
+        "current_stream": stream,
+        "stream": lambda other: contextlib.nullcontext(),
+        "graph_pool_handle": lambda: next(names),
+        "graph": graph,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, made)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
+    return used
+
+
+def test_recordings_that_were_let_go_leave_their_memory_too(card: list[int]) -> None:
+    """The self-test records, and lets go of all; then come those that are served."""
+
+    def forward(plan: Any) -> tuple[Tensor, None]:
+        return torch.zeros(plan.slots.shape[0], 3), None
+
+    graphs = Graphs(forward, lambda *_: None, PAGE, 8, torch.device("cpu"))  # type: ignore[arg-type]
+    one, two = Segment(0, 0, [5], range(1)), Segment(0, 0, [5, 6], range(2))
+    for _ in range(2):
+        for segment in (one, two):
+            assert graphs.run([segment]) is not None
+        graphs.forget()
+    assert card == [1, 1, 2, 2], "those that live together share memory"
