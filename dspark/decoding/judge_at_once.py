@@ -31,6 +31,7 @@ from dspark.decoding.slots import Slots
 from dspark.decoding.token_rule import note_tokens
 from dspark.types import Rule
 
+ROWS = 1024  # weighed at a time: each takes some float64 numbers for every word of the vocabulary
 Verdicts = list[tuple[int, int]]  # (accepted, next token)
 
 
@@ -47,24 +48,38 @@ def judge_at_once(
     kinds: dict[str, list[int]] = {"greedy": [], "ratio": [], "coupled": []}
     for index, case in enumerate(cases):
         kinds["greedy" if case.law.greedy else "coupled" if case.law.rule is Rule.COUPLED else "ratio"].append(index)
-    chosen = {kind: [cases[index] for index in found] for kind, found in kinds.items() if found}
-    decisions: dict[str, Decision] = {}
-    if "greedy" in chosen:
-        decisions["greedy"] = at_once.greedy(logits, given(chosen["greedy"], logits.device, draws=False))
-    if "ratio" in chosen:
-        at = given(chosen["ratio"], logits.device, draws=True)
-        laws = LawColumns.of([case.law for case in chosen["ratio"] for _ in range(at.rows.shape[1])], logits.device)
-        decisions["ratio"] = ratio(logits, at, laws)
-    told = dict(zip(decisions, _back(list(decisions.values()), watched=watch is not None), strict=True))
-    found = {kind: made for kind, (made, _) in told.items()}
-    if "coupled" in chosen:
-        found["coupled"] = judge_coupled(logits, chosen["coupled"], near_ties)
-    for kind, made in found.items():
-        for index, verdict in zip(kinds[kind], made, strict=True):
+    places = ([kinds["greedy"]] if kinds["greedy"] else []) + _pieces(kinds["ratio"], cases)
+    chosen = [[cases[index] for index in piece] for piece in places]
+    decisions = []
+    for piece in chosen:
+        at = given(piece, logits.device, draws=not piece[0].law.greedy)
+        if piece[0].law.greedy:
+            decisions.append(at_once.greedy(logits, at))
+            continue
+        laws = LawColumns.of([case.law for case in piece for _ in range(at.rows.shape[1])], logits.device)
+        decisions.append(ratio(logits, at, laws))
+    told = _back(decisions, watched=watch is not None)
+    found = [made for made, _ in told]
+    if kinds["coupled"]:
+        places.append(kinds["coupled"])
+        found.append(judge_coupled(logits, [cases[index] for index in kinds["coupled"]], near_ties))
+    for piece_places, made in zip(places, found, strict=True):
+        for index, verdict in zip(piece_places, made, strict=True):
             verdicts[index] = verdict
-    if watch is not None and "ratio" in chosen:
-        _note(watch, chosen["ratio"], *told["ratio"])
+    for piece, (made, p) in zip(chosen, told, strict=True):
+        if watch is not None and not piece[0].law.greedy:
+            _note(watch, piece, made, p)
     return verdicts
+
+
+def _pieces(places: Sequence[int], cases: Sequence[PackedCase]) -> list[list[int]]:
+    """Cases at these places, so many together that they have at most ROWS rows, padded; one has more by itself."""
+    made: list[list[int]] = []
+    for place in sorted(places, key=lambda place: len(cases[place].draft_ids)):
+        if not made or (len(made[-1]) + 1) * (max(len(cases[place].draft_ids), 1) + 1) > ROWS:
+            made.append([])
+        made[-1].append(place)
+    return [sorted(piece) for piece in made]
 
 
 def given(cases: Sequence[PackedCase], device: torch.device, *, draws: bool) -> Given:

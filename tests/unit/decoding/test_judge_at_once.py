@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dspark.decoding import at_once, judge_at_once
 from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
-from dspark.decoding.at_once import Given
+from dspark.decoding.at_once import Decision, Given
 from dspark.decoding.sampling import LawColumns
 from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
 
@@ -110,6 +110,27 @@ def test_the_watch_sees_what_it_sees_on_the_host() -> None:
         assert labels[0].keys() == labels[1].keys()
         for sequence, told in labels[1].items():
             np.testing.assert_allclose(labels[0][sequence], told, rtol=1e-6)
+
+
+def test_a_pass_of_many_rows_is_weighed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One long block would else make as many rows of every sequence, each as wide as the vocabulary."""
+    monkeypatch.setattr(judge_at_once, "ROWS", 12)
+    sizes = []
+
+    def counted(logits: torch.Tensor, at: Given, laws: LawColumns) -> Decision:
+        sizes.append(at.rows.numel())
+        return at_once.ratio(logits, at, laws)
+
+    for seed in range(20):
+        logits, cases = pass_of(seed, LAWS * 5)
+        watches = [DrawsWatch(7), DrawsWatch(7)]
+        found = judge_at_once.judge_at_once(logits, cases, watch=watches[0], ratio=counted)
+        assert found == judge(logits, cases, watch=watches[1])
+        labels = [each.labels() for each in watches]
+        assert labels[0].keys() == labels[1].keys()
+        for sequence, told in labels[1].items():
+            np.testing.assert_allclose(labels[0][sequence], told, rtol=1e-6)
+    assert max(sizes) <= 12
 
 
 def test_near_ties_of_coupled_sequences_are_counted() -> None:
