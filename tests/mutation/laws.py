@@ -58,10 +58,11 @@ LAWS = [
         ),
         (
             "min-p cuts those that reach it",
-            "vocab - torch.searchsorted(ascending, laws.min_p * ascending[:, -1:]))",
-            "vocab - torch.searchsorted(ascending, laws.min_p * ascending[:, -1:], right=True).clamp_(max=vocab - 1))",
+            "vocab - torch.searchsorted(ascending, laws.min_p * ascending[:, -1:])\n",
+            "vocab - torch.searchsorted(ascending, laws.min_p * ascending[:, -1:], right=True).clamp_(max=vocab - 1)\n",
             SAMPLING,
         ),
+        ("rows of no numbers look outside themselves", "likely.clamp_(min=1)", "likely", SAMPLING),
         (
             "min-p is a probability of its own",
             "laws.min_p * ascending[:, -1:]",
