@@ -14,13 +14,15 @@ from deploy.config import NO_DRAFTER, TLS_FILES, ClusterConfig
 from deploy.head import free_ports
 from deploy.service_registry import load_settings
 from deploy.topology import ProcessRole, Topology, desired, homes
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, InvalidRequest
+from dspark.rounds.policy import parse_policy
 from dspark.runtime.config import load_config
 from dspark.runtime.identity import state_dir
 from dspark.runtime.process import usable
 from dspark.runtime.security import is_loopback, split_endpoint
 from dspark.synthetic.spec import load_spec
 from dspark.targets import is_imported
+from dspark.types import Rule
 
 Pair = Callable[[str | None, str | None], Mapping[str, str | None]]
 
@@ -30,6 +32,7 @@ def read_config(
 ) -> ClusterConfig:
     """The cell that is asked for. `pair` completes target and drafter where nothing names them."""
     given = load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags=flags)
+    _check_words(given)
     if given.address is None and (joined := ray_environment.job_address(environ)):
         flags = {**flags, "address": joined}
         given = replace(given, address=joined)
@@ -124,6 +127,17 @@ def http_bind(wanted: str | None) -> str | None:
         port = 0
     # Not 0, which would be another port for every successor of the process.
     return f"{wanted.rpartition(':')[0]}:{port or free_ports(1)[0]}"
+
+
+def _check_words(config: ClusterConfig) -> None:
+    """Of the plan that requests get by default."""
+    if config.rule is not None and config.rule.upper() not in Rule.__members__:
+        raise ConfigError(f"cluster.rule: {config.rule!r} is none of {', '.join(Rule.__members__).lower()}")
+    if config.policy is not None:
+        try:
+            parse_policy(config.policy, field="cluster.policy")
+        except InvalidRequest as error:
+            raise ConfigError(str(error)) from error
 
 
 def _check_model(name: str, model: str) -> None:

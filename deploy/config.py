@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from dspark.errors import ConfigError, InvalidRequest
-from dspark.rounds.policy import parse_policy
+from dspark.errors import ConfigError
 from dspark.runtime.identity import DEFAULT_CELL
 from dspark.runtime.security import split_endpoint
 from dspark.runtime.tls import Tls
-from dspark.types import Rule
 
 NO_DRAFTER = "none"  # in place of a drafter's name: plain decoding
 NAME = re.compile("[a-z0-9][a-z0-9-]{0,31}")  # of a cell
@@ -121,13 +119,6 @@ class ClusterConfig:
             raise ConfigError("cluster.synthetic: the file of a synthetic pair, needed with that engine and only there")
         if self.synthetic and (self.target or self.drafter):
             raise ConfigError("cluster.target, cluster.drafter: a synthetic engine has no models")
-        if self.rule is not None and self.rule.upper() not in Rule.__members__:
-            raise ConfigError(f"cluster.rule: {self.rule!r} is none of {', '.join(Rule.__members__).lower()}")
-        if self.policy is not None:
-            try:
-                parse_policy(self.policy, field="cluster.policy")
-            except InvalidRequest as error:
-                raise ConfigError(str(error)) from error
         if self.verifiers < 1:
             raise ConfigError(f"cluster.verifiers: {self.verifiers} is too few, at least one verifier is needed")
         if self.drafters < 0:
