@@ -102,7 +102,9 @@ async def test_acceptance_over_the_wire_follows_the_domains(pair: str) -> None:
         drafted = await answers(client, "fixed:4", 1.0, count=16)
     easy, hard = ([one.end.speculation for one in drafted[domain::2]] for domain in (0, 1))
     for said, accept in ((easy, 0.9), (hard, 0.4)):
-        first = sum(sum(one.acceptance_histogram[1:]) for one in said) / sum(sum(one.verified_histogram[1:]) for one in said)
+        first = sum(sum(one.acceptance_histogram[1:]) for one in said) / sum(
+            sum(one.verified_histogram[1:]) for one in said
+        )
         assert abs(first - accept) < 0.1
 
 
