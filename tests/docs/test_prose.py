@@ -13,6 +13,9 @@ from blocks import PAGES, ROOT
 EVERY = [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
 LINES, COLUMNS, WIDTH = 6, 6, 120
 _FENCED = re.compile(r"^ *(```|~~~).*?^ *\1 *$", re.DOTALL | re.MULTILINE)
+_FILE = re.compile(
+    r"`((?:benchmarks|coordinator|deploy|draft_service|dspark|examples|tests|verify_service)/[\w/.-]+\.\w+)`"
+)
 _ITEM = re.compile(r"\n(?=\s*(?:[*-]|\d+\.)\s)")
 
 
@@ -54,3 +57,9 @@ def test_the_words_of_the_project_are_few() -> None:
     words = re.findall(r"^\| ([a-z ]+) \|", table, re.MULTILINE)[1:]
     assert words == sorted(words)
     assert 15 < len(words) <= 25
+
+
+@pytest.mark.parametrize("page", EVERY, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    named = set(_FILE.findall(page.read_text(encoding="utf-8")))
+    assert [name for name in sorted(named) if not (ROOT / name).exists() and "NN" not in name] == []
