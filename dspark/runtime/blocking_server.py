@@ -95,11 +95,14 @@ class BlockingServer(Generic[C, E]):
     def _events(self, commands: Iterator[C], context: Any) -> Iterator[E]:
         ahead: queue.SimpleQueue[E | Exception | None] = queue.SimpleQueue()
 
+        overrun = False
+
         def say(event: E) -> None:
-            if ahead.qsize() < MAX_EVENTS:
-                ahead.put(event)
-            else:
-                ahead.put(Overloaded("events were not read", retry_after_s=1.0))
+            nonlocal overrun
+            if overrun:
+                return  # the stream ends as soon as its peer reads, or is gone
+            overrun = ahead.qsize() >= MAX_EVENTS
+            ahead.put(Overloaded("events were not read", retry_after_s=1.0) if overrun else event)
 
         def read() -> None:
             end: Exception | None = None
