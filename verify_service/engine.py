@@ -123,9 +123,9 @@ class VerifyEngine(EngineCore):
         self._step.run([], [PromptChunk(state, token_ids)])
         return None
 
-    def compile(self, constraint: Constraint, tenant: str) -> Future[Grammar]:
+    def compile(self, constraint: Constraint, salt: str) -> Future[Grammar]:
         """The form of an answer, compiled on another thread; see `Engine`."""
-        return self._grammars.compile(constraint, tenant)
+        return self._grammars.compile(constraint, salt)
 
     def first_token(self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None) -> int | Refusal:
         """Draws the anchor that follows a finished prefill."""

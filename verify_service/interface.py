@@ -198,10 +198,10 @@ class VerifyEnginePort(Protocol):
         They are here and not with the verdicts: prompts are of other sessions, and outlive the round's.
         """
 
-    def compile(self, constraint: Constraint, tenant: str) -> Future[Grammar]:
+    def compile(self, constraint: Constraint, salt: str) -> Future[Grammar]:
         """Soon, and on another thread: the grammar, GrammarRefused or GrammarFailed.
 
-        tenant: to whom alone it is given again.
+        salt: it is given again among equals, as computed prefixes are. TENANT/WORD, or without a tenant any word.
         """
 
     def first_token(self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None) -> int | Refusal:

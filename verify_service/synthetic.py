@@ -224,7 +224,7 @@ class SyntheticVerifyEngine(EngineCore):
             return invalid("sampling.logprobs: a synthetic target has none")
         return None if scores is None else invalid("prompt_logprobs: a synthetic target has none")
 
-    def compile(self, constraint: Constraint, tenant: str) -> Future[Grammar]:
+    def compile(self, constraint: Constraint, salt: str) -> Future[Grammar]:
         """Nothing here is text."""
         future: Future[Grammar] = Future()
         future.set_exception(GrammarUnsupported("the target is synthetic and has no tokenizer"))

@@ -11,6 +11,7 @@ from pydantic import Field
 from coordinator.dialects.telling import BodyPart, CommonFields, Translated, ours, string
 from coordinator.http.reply import Object
 from coordinator.http.schema import validated
+from coordinator.http.template import read_arguments
 from dspark.errors import InvalidRequest, Unsupported
 
 _NAMES = (
@@ -21,6 +22,7 @@ _NAMES = (
     (r"tools\[(\d+)\]\.function\.parameters", r"tools[\1].input_schema"),
     (r"tools\[(\d+)\]\.function", r"tools[\1]"),
     (r"tool_choice\.function", "tool_choice"),
+    ("continue_final_message", "messages"),
 )
 
 
@@ -144,6 +146,7 @@ def _messages(message: Object, field: str) -> list[tuple[Object, str]]:
             made.append(({"role": "tool", **answer}, at))
         elif kind == "tool_use" and role == "assistant":
             function = {"name": string(block, "name", at), "arguments": block.get("input", {})}
+            read_arguments(function["arguments"], f"{at}.input")  # which a turn of chat would not name
             call = {"id": string(block, "id", at), "type": "function", "function": function}
             turn.setdefault("tool_calls", []).append(call)
         elif kind == "thinking" and role == "assistant":
@@ -210,8 +213,10 @@ def _thinking(asked: Thinking | None, arguments: Container[str]) -> Object:
 
 
 def arguments_of(written: str) -> Any:
-    """The arguments of a call as JSON; as they were written where they are none."""
+    """The arguments of a call as JSON; as they were written where they are none that can be told."""
     try:
-        return json.loads(written or "{}", strict=False)
+        made = json.loads(written or "{}", strict=False)
+        json.dumps(made, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return written
+    return made

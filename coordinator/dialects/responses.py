@@ -38,7 +38,7 @@ class ResponseWriter:
     """A `response` as its items come."""
 
     def __init__(self, body: ResponsesBody, name: str, model: str) -> None:
-        asked = body.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        asked = body.repeated()
         self._response: Object = {
             "id": name,
             "object": "response",
@@ -48,7 +48,7 @@ class ResponseWriter:
             "incomplete_details": None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "metadata": body.metadata or {},
+            "metadata": asked.get("metadata") or {},
             "model": model,
             "output": [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,

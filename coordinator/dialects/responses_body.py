@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field
@@ -9,6 +10,7 @@ from pydantic import ConfigDict, Field
 from coordinator.dialects.telling import BodyPart, CommonFields, Translated, ours, string
 from coordinator.http.reply import Object
 from coordinator.http.schema import StreamOptions, validated
+from coordinator.http.template import read_arguments
 from dspark.errors import InvalidRequest, Unsupported
 
 _NAMES = (
@@ -18,6 +20,7 @@ _NAMES = (
     ("reasoning_effort", "reasoning.effort"),
     (r"tools\[(\d+)\]\.function", r"tools[\1]"),
     (r"tool_choice\.function", "tool_choice"),
+    ("messages", "input"),
 )
 # Values that ask for nothing; the rest of what is known needs storage, or is not built.
 _IDLE: dict[str, tuple[Any, ...]] = {
@@ -109,7 +112,17 @@ class ResponsesBody(CommonFields):
         for index, name in enumerate(body.include or ()):
             if name not in _INCLUDED:
                 raise Unsupported(f"include[{index}]", f"{name[:100]!r} is not supported")
+        for name, value in body.repeated().items():
+            try:
+                json.dumps(value, allow_nan=False)
+            except ValueError:
+                raise InvalidRequest(name, "has a number that JSON does not have") from None
         return body
+
+    def repeated(self) -> Object:
+        """What of it the answer says again."""
+        names = {"metadata", "reasoning", "text", "tool_choice", "tools"}
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True, include=names)
 
 
 def translated(body: ResponsesBody) -> Translated:
@@ -155,6 +168,7 @@ def _add(messages: list[Object], item: Object, at: str) -> None:
             messages.append(said)
     elif kind == "function_call":
         function = {"name": string(item, "name", at), "arguments": string(item, "arguments", at)}
+        read_arguments(item["arguments"], f"{at}.arguments")  # which a turn of chat would not name
         call = {"id": string(item, "call_id", at), "type": "function", "function": function}
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": None})

@@ -205,10 +205,10 @@ class _OpenCall:
 
     def _read_name(self) -> bool:
         try:
-            self.name = json.loads("".join(self._values["name"]), strict=False)
-        except (ValueError, RecursionError):
+            self.name = _text("".join(self._values["name"]))
+        except ValueError:
             return False
-        return isinstance(self.name, str) and bool(self.name)
+        return bool(self.name)
 
     def _tell(self, arguments_over: bool) -> str:
         self._ready |= arguments_over
@@ -219,10 +219,19 @@ class _OpenCall:
         self.told, self._whole = True, self._ready
         if arguments[0] == '"':  # JSON in a text, as OpenAI's interface has it
             try:
-                return str(json.loads(arguments, strict=False))
+                return _text(arguments)
             except ValueError:
                 return arguments
         return arguments
+
+
+def _text(written: str) -> str:
+    """A text in JSON. Raises ValueError for anything else, and for halves of characters, which cannot be told."""
+    if not written.startswith('"'):
+        raise ValueError("no text")
+    text = str(json.loads(written, strict=False))
+    text.encode()
+    return text
 
 
 def new_call_id(form: Format | None = None) -> str:

@@ -97,6 +97,12 @@ def as_message(status: int, body: dict[str, Any]) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": body["error"]["message"]}}
 
 
+def error_response(path: str, error: Exception) -> JSONResponse:
+    """In the shape of the route."""
+    status, body, headers = described(error)
+    return JSONResponse(as_message(status, body) if path.startswith(_MESSAGES) else body, status, headers)
+
+
 def _retry(after_s: float) -> dict[str, str]:
     """Whole seconds for everybody, milliseconds for clients that know them."""
     return {"Retry-After": str(max(1, math.ceil(after_s))), "retry-after-ms": str(max(1, round(1000 * after_s)))}
@@ -114,10 +120,7 @@ def handle_errors(app: FastAPI) -> None:
         if isinstance(error, HTTPException) and (error.status_code, error.detail) in _UNROUTED:
             said = f"{request.method} {request.url.path[:200]} is no route here; there are {_routes(app)}"
             error = HTTPException(error.status_code, said, error.headers)
-        status, body, headers = described(error)
-        if request.url.path.startswith(_MESSAGES):
-            body = as_message(status, body)
-        return JSONResponse(body, status, headers)
+        return error_response(request.url.path, error)
 
     for kind in (DsparkError, HTTPException, Exception):
         app.add_exception_handler(kind, respond)

@@ -12,8 +12,9 @@ from coordinator.http.calls import Part, new_call_id, overlap
 
 BEGINS = "<|channel|>"
 _MESSAGE = "<|message|>"
-_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
-_HEADS = ("<|start|>", BEGINS, "to=")
+_START = "<|start|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
+_HEADS = (_START, BEGINS, "to=")
 _ENDED = re.compile("|".join(map(re.escape, _ENDS)))
 _CALLED = re.compile(r"to=functions\.([A-Za-z0-9_.-]{1,64})")
 _LONGEST = 256  # characters of a head
@@ -37,7 +38,7 @@ class HarmonyReader:
         parts: list[Part] = []
         if self._kind:
             self._tell(self._held, parts)
-        elif self._held.strip() and BEGINS not in self._held:
+        elif (rest := self._held.strip()) and BEGINS not in rest and not rest.startswith(_START):
             parts.append(Part(text=self._held))
         self._held = ""
         return parts
@@ -69,7 +70,7 @@ class HarmonyReader:
             self._held = self._held[len(self._held) - keep :]
             return False
         self._tell(self._held[: ended.start()], parts)
-        self._held = self._held[ended.start() if ended[0] == "<|start|>" else ended.end() :]
+        self._held = self._held[ended.start() if ended[0] == _START else ended.end() :]
         self._kind = ""
         return True
 

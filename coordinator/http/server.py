@@ -14,11 +14,10 @@ from typing import Any, cast
 
 import structlog
 import uvicorn
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.http.connection import Connection, Quiet
-from coordinator.http.errors import described
+from coordinator.http.errors import error_response
 from dspark.errors import ConfigError, Overloaded
 from dspark.runtime.security import Security, split_endpoint
 from dspark.runtime.telemetry import Metrics
@@ -127,8 +126,7 @@ class Bounded:
         if self._running >= self._most:
             self._refused()
             why = Overloaded(f"{self._running} requests are running, at most {self._most} may", retry_after_s=1.0)
-            status, body, headers = described(why)
-            return await JSONResponse(body, status, headers)(scope, receive, send)
+            return await error_response(scope["path"], why)(scope, receive, send)
         self._running += 1
         if scope.get("method") == "HEAD":  # what GET says, without its body, which the server leaves out
             scope = {**scope, "method": "GET"}

@@ -93,15 +93,20 @@ def _read_calls(calls: Any, field: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidRequest(at, "must be a call of a function with a name")
-        given = function.get("arguments", {})
-        try:
-            arguments = (json.loads(given) if given else {}) if isinstance(given, str) else given
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            raise InvalidRequest(f"{at}.function.arguments", "must be a JSON object")
+        arguments = read_arguments(function.get("arguments", {}), f"{at}.function.arguments")
         read.append({**call, "function": {**function, "arguments": arguments}})
     return read
+
+
+def read_arguments(given: Any, field: str) -> dict[str, Any]:
+    """Those of a call; InvalidRequest names `field`."""
+    try:
+        arguments = (json.loads(given) if given else {}) if isinstance(given, str) else given
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequest(field, "must be a JSON object")
+    return arguments
 
 
 def _text(part: Any, field: str) -> str:

@@ -5,8 +5,8 @@ that is slower than the cell goes out in one chunk. The same code serves in the 
 own; only the cell behind the processor differs.
 
 The transport takes a few megabytes for a client that has stopped reading before anybody notices; from the first message
-that it does not take any more, time runs. Lanes never wait for clients, see `answers/sink.py`; what such a client
-still holds is freed: its sequences, its place among the streams, and what was written for it.
+that it does not take any more, time runs. Lanes never wait for clients, see `answers/output_queue.py`; what such a
+client still holds is freed: its sequences, its place among the streams, and what was written for it.
 """
 
 from __future__ import annotations

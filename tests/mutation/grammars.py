@@ -73,6 +73,6 @@ GRAMMARS = [
     ),
     *in_file(
         "verify_service/grammars/grammars.py",
-        ("a tenant is given another's grammar", "key = _key(tenant, constraint)", 'key = _key("", constraint)', SCHEMA),
+        ("a tenant is given another's grammar", "key = _key(salt, constraint)", 'key = _key("", constraint)', SCHEMA),
     ),
 ]

@@ -18,6 +18,8 @@ from tests.services.test_tools_served import PARAMETERS
 USER: Any = {"role": "user", "content": "def f"}
 FUNCTION: Any = {"type": "function", "name": "weather", "description": "Of a city.", "parameters": PARAMETERS}
 TOOL: Any = {"name": "weather", "description": "Of a city.", "input_schema": PARAMETERS}
+USE: Any = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": "rain"}
+CALL: Any = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "rain"}
 GREEDY: Any = {"extra_body": {"temperature": 0.0}}  # the newest client has no word for it
 
 
@@ -114,6 +116,8 @@ def test_a_message_in_a_form(claude: anthropic.Anthropic) -> None:
     [
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
         ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].role"),
+        ({"messages": [USER, {"role": "assistant", "content": [USE]}, USER]}, "messages[1].content[0].input"),
+        ({"messages": [USER, {"role": "assistant", "content": ""}]}, "messages:"),
         ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "no"}}, "tool_choice.name"),
@@ -203,6 +207,8 @@ def test_a_response_in_a_form(client: openai.OpenAI) -> None:
         ({"conversation": "conv_1"}, "conversation"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": []}, "input"),
+        ({"input": [USER, {"role": "assistant", "content": "a"}, CALL, USER]}, "input[2].arguments"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{**FUNCTION, "name": "a b"}]}, "tools[0].name"),
         ({"include": ["message.output_text.logprobs"]}, "include[0]"),

@@ -86,9 +86,10 @@ class Grammars:
         self._requests: socket.socket | None = None
         self._info: Any = None
 
-    def compile(self, constraint: Constraint, tenant: str) -> Future[Grammar]:
-        """The grammar, GrammarRefused or GrammarFailed; soon. tenant: whose it is, to whom alone it is given again."""
-        key = _key(tenant, constraint)
+    def compile(self, constraint: Constraint, salt: str) -> Future[Grammar]:
+        """The grammar, GrammarRefused or GrammarFailed; soon. salt: for requests of which alone it is kept."""
+        key = _key(salt, constraint)
+        tenant = salt.partition("/")[0] if "/" in salt else ""  # who may choose any salt, and has one turn
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -207,9 +208,9 @@ class Grammars:
                 return b""
 
 
-def _key(tenant: str, constraint: Constraint) -> bytes:
+def _key(salt: str, constraint: Constraint) -> bytes:
     """As short for a text of a megabyte."""
-    parts = (tenant.encode(), str(int(constraint.kind)).encode(), constraint.text.encode(errors="surrogatepass"))
+    parts = (salt.encode(), str(int(constraint.kind)).encode(), constraint.text.encode(errors="surrogatepass"))
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
 
 

@@ -76,6 +76,7 @@ def around(*calls: str) -> str:
         (GPT, CHANNELS + "commentary to=functions.f <|constrain|>json<|message|>" + ARGUMENTS, "", [("f", ARGUMENTS)]),
         (GPT, " to=functions.f<|channel|>commentary json<|message|>{}<|call|>", "", [("f", "{}")]),
         (GPT, '{"no": "channel"}', '{"no": "channel"}', []),
+        (GPT, CHANNELS + "final<|message|>Sunny<|end|><|start|>assistant", "Sunny", []),
         (HERMES, "plain <text> {}", "plain <text> {}", []),
         (HERMES, CALL, "", [("weather", ARGUMENTS)]),
         (HERMES, f"Let me see.\n{CALL}\n{CALL}", "Let me see.", [("weather", ARGUMENTS)] * 2),
@@ -101,6 +102,8 @@ def around(*calls: str) -> str:
         (LLAMA, '{"x": 1}', '{"x": 1}', []),
         (LLAMA, 'say {"name": "f", "parameters": {}}', 'say {"name": "f", "parameters": {}}', []),
         (LLAMA, '{"name": 3}', '{"name": 3}', []),
+        (LLAMA, '{"name": "\\ud800", "parameters": {}}', '{"name": "\\ud800", "parameters": {}}', []),
+        (LLAMA, '{"name": "f", "parameters": "\\ud800"}', "", [("f", '"\\ud800"')]),
     ],
 )
 def test_calls_are_read_however_the_text_is_cut(

@@ -201,13 +201,17 @@ async def test_requests_beyond_the_bound_hear_when_to_come_back(
     status, headers, body = await _head(reader)
     assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
     assert int(headers["retry-after"]) >= 1
-    assert counted.registry.get_sample_value("dspark_admission_rejections_total", {"reason": "http_requests"}) == 1
+    other, other_writer = await _ask(address, b"/v1/messages")
+    status, _, body = await _head(other)
+    assert (status, json.loads(body)["error"]["type"]) == (429, "rate_limit_error")
+    assert json.loads(body)["type"] == "error", "in Anthropic's shape"
+    assert counted.registry.get_sample_value("dspark_admission_rejections_total", {"reason": "http_requests"}) == 2
     application.held.set()
     for each, _ in running:
         assert (await _head(each))[0] == 200
     writer.write(GET % b"/")
     assert (await _head(reader))[0] == 200
-    for _, each in [*running, (reader, writer)]:
+    for _, each in [*running, (reader, writer), (other, other_writer)]:
         each.close()
 
 

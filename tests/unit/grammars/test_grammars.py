@@ -257,10 +257,10 @@ class Counted(Grammars):
 
 def test_who_asks_for_many_waits_behind_who_asks_for_few() -> None:
     counted = Counted()
-    many = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), "many") for n in range(12)]
+    many = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), f"many/{n}") for n in range(12)]
     until(lambda: len(counted.asked) == AT_ONCE)
-    few = [counted.compile(Constraint(KIND.REGEX, f"f{n}"), "few") for n in range(2)]
-    one = counted.compile(Constraint(KIND.REGEX, "o"), "one")
+    few = [counted.compile(Constraint(KIND.REGEX, f"f{n}"), f"few/{n}") for n in range(2)]
+    one = counted.compile(Constraint(KIND.REGEX, "o"), "one/")
     for place in range(2):  # whose turn it is shows one by one
         counted.go.release()
         until(lambda at=place: len(counted.asked) == AT_ONCE + 1 + at)  # type: ignore[misc]
@@ -275,11 +275,11 @@ def test_who_asks_for_many_waits_behind_who_asks_for_few() -> None:
 
 def test_a_full_line_is_no_fault_of_a_grammar() -> None:
     counted = Counted()
-    made = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), "many") for n in range(MAX_OF_ONE + 2 * AT_ONCE)]
+    made = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), f"many/{n % 3}") for n in range(MAX_OF_ONE + 2 * AT_ONCE)]
     with pytest.raises(GrammarFailed, match="wait") as failed:
         of(made[-1])
     assert failed.value.reason is RefusalReason.NO_PAGES
-    other = counted.compile(Constraint(KIND.REGEX, "o"), "other")
+    other = counted.compile(Constraint(KIND.REGEX, "o"), "other/")
     for _ in made:
         counted.go.release()
     counted.go.release()
@@ -287,7 +287,7 @@ def test_a_full_line_is_no_fault_of_a_grammar() -> None:
     until(lambda: counted._waiting == 0)
     for _ in made:
         counted.go.release()
-    of(counted.compile(Constraint(KIND.REGEX, f"m{len(made) - 1}"), "many"))
+    of(counted.compile(Constraint(KIND.REGEX, f"m{len(made) - 1}"), "many/0"))
 
 
 def test_what_had_no_time_is_not_remembered_as_refused(monkeypatch: pytest.MonkeyPatch) -> None:

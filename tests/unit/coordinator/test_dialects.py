@@ -1,0 +1,39 @@
+"""Bodies and answers in other words, where they are not what clients and targets usually write."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from coordinator.answers.answer import End, Reason
+from coordinator.dialects.messages import MessageWriter
+from coordinator.dialects.responses_body import ResponsesBody
+from coordinator.http.calls import Part
+from dspark.errors import InvalidRequest
+
+USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2, "prompt_tokens_details": {"cached_tokens": 0}}
+
+
+@pytest.mark.parametrize("written", ['{"a": NaN}', '{"a": -1e999}', '{"a": "\\ud83d"}', '{"a": ', "[" * 100_000])
+def test_arguments_that_cannot_be_told_as_json_stay_as_they_were_written(written: str) -> None:
+    writer = MessageWriter("msg_1", "tiny")
+    for part in (Part(call=0, name="f", id="call_1"), Part(call=0, arguments=written)):
+        list(writer.part(part))
+    list(writer.end(End(Reason.STOP), USAGE))
+    told = json.dumps(writer.whole(), ensure_ascii=False, allow_nan=False).encode()
+    assert json.loads(told)["content"][0]["input"] == written
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("metadata", '{"a": NaN}'),
+        ("tools", '[{"type": "function", "name": "f", "parameters": {"maximum": 1e999}}]'),
+        ("text", '{"format": {"type": "text", "schema": {"minimum": -Infinity}}}'),
+    ],
+)
+def test_what_an_answer_could_not_say_again_is_refused(field: str, value: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        ResponsesBody.read(f'{{"input": "x", "{field}": {value}}}'.encode())
+    assert refused.value.field == field
