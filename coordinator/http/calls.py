@@ -199,6 +199,9 @@ class _OpenCall:
             if key == "name" and ended and not self._read_name():
                 self.over = True
                 break
+            if key == self._form.parameters and ended and not any(self._values[key]):  # `"arguments": }`
+                self.over = True
+                break
             out.append(self._tell(ended and key == self._form.parameters))
         self.over |= self._keys.over or self._keys.broken
         return used, "".join(out)

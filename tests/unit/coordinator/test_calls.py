@@ -100,6 +100,8 @@ def around(*calls: str) -> str:
         (LLAMA, '{"name": "f", "parameters": {}} and', " and", [("f", "{}")]),
         (LLAMA, '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
         (LLAMA, '{"x": 1}', '{"x": 1}', []),
+        (LLAMA, '{"name": "f", "parameters": }', '{"name": "f", "parameters": }', []),
+        (HERMES, '<tool_call>{"arguments": , "name": "f"}', '<tool_call>{"arguments": , "name": "f"}', []),
         (LLAMA, 'say {"name": "f", "parameters": {}}', 'say {"name": "f", "parameters": {}}', []),
         (LLAMA, '{"name": 3}', '{"name": 3}', []),
         (LLAMA, '{"name": "\\ud800", "parameters": {}}', '{"name": "\\ud800", "parameters": {}}', []),
