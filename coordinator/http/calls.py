@@ -82,7 +82,8 @@ class CallReader:
             return True
         keep = max((overlap(self._held, mark) for mark in self._marks), default=0)
         # White space before a call is none of the answer.
-        blank = "\n" if self._said or not self.calls else " \t\r\n"
+        between = self.calls and not self._said and not self._held[: len(self._held) - keep].strip()
+        blank = " \t\r\n" if between else "\n"
         while self._marks and keep < min(len(self._held), _BLANK) and self._held[-keep - 1] in blank:
             keep += 1
         self._say(self._held[: len(self._held) - keep], parts)

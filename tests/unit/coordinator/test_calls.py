@@ -91,6 +91,7 @@ def around(*calls: str) -> str:
         (HERMES, '<tool_call>{"name": "f", "arguments": {}</tool_call>.', ".", [("f", "{}")]),
         (HERMES, f"{CALL}  \n {CALL} \n", "", [("weather", ARGUMENTS)] * 2),
         (HERMES, f"{CALL}  and", "  and", [("weather", ARGUMENTS)]),
+        (HERMES, f"{CALL} and ", " and ", [("weather", ARGUMENTS)]),
         (HERMES, "\n" * 80 + "a\n\n" + CALL, "a", [("weather", ARGUMENTS)]),
         (HERMES, '<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>', []),
         (LLAMA, ' {\n "name" : "f", "parameters": {"a": 1} }', "", [("f", '{"a": 1}')]),
