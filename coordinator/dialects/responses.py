@@ -34,11 +34,14 @@ def routes(api: Api) -> APIRouter:
     return router
 
 
+_REPEATED = {"metadata", "reasoning", "text", "tool_choice", "tools"}  # what an answer says of its request
+
+
 class ResponseWriter:
     """A `response` as its items come."""
 
     def __init__(self, body: ResponsesBody, name: str, model: str) -> None:
-        asked = body.repeated()
+        asked = body.model_dump(mode="json", by_alias=True, exclude_unset=True, include=_REPEATED)
         self._response: Object = {
             "id": name,
             "object": "response",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field
@@ -112,17 +111,7 @@ class ResponsesBody(CommonFields):
         for index, name in enumerate(body.include or ()):
             if name not in _INCLUDED:
                 raise Unsupported(f"include[{index}]", f"{name[:100]!r} is not supported")
-        for name, value in body.repeated().items():
-            try:
-                json.dumps(value, allow_nan=False)
-            except ValueError:
-                raise InvalidRequest(name, "has a number that JSON does not have") from None
         return body
-
-    def repeated(self) -> Object:
-        """What of it the answer says again."""
-        names = {"metadata", "reasoning", "text", "tool_choice", "tools"}
-        return self.model_dump(mode="json", by_alias=True, exclude_unset=True, include=names)
 
 
 def translated(body: ResponsesBody) -> Translated:

@@ -186,9 +186,12 @@ class _OpenCall:
     def _keyed(self, text: str) -> tuple[int, str]:
         """A call that is an object with the name and the arguments, in any order, and perhaps more."""
         assert self._keys is not None
-        used, pieces = self._keys.read(text)
-        out = []
-        for key, piece, ended in pieces:
+        at, out = 0, []
+        while not self.over:
+            at, found = self._keys.read(text, at)
+            if found is None:
+                break
+            key, piece, ended = found
             if self.told:
                 out.append(piece if key == self._form.parameters and not self._whole else "")
                 continue
@@ -205,7 +208,7 @@ class _OpenCall:
                 break
             out.append(self._tell(ended and key == self._form.parameters))
         self.over |= self._keys.over or self._keys.broken
-        return used, "".join(out)
+        return at, "".join(out)
 
     def _read_name(self) -> bool:
         try:

@@ -59,16 +59,16 @@ class JsonKeys:
         self._value: JsonValue | None = None
         self.over = self.broken = False
 
-    def read(self, text: str) -> tuple[int, list[tuple[str, str, bool]]]:
-        """(characters read, (key, more of its value, whether that is all) of each)."""
-        pieces: list[tuple[str, str, bool]] = []
-        at = 0
+    def read(self, text: str, at: int) -> tuple[int, tuple[str, str, bool] | None]:
+        """From `at` on, up to the next of a value: (index behind it, (key, more of its value, whether that is all));
+        None where there is no more in this text."""
         while at < len(text) and not self.over and not self.broken:
             if self._value is not None:
-                begin, at = at, self._value.take(text, at)
-                self._more(text[begin:at], self._value.over, pieces)
-                if self._value.over:
+                begin, at, ended = at, self._value.take(text, at), self._value.over
+                if ended:
                     self._value = None
+                if (found := self._more(text[begin:at], ended)) is not None:
+                    return at, found
             elif text[at] in _SPACE:
                 at += 1
             elif self._next == "value":
@@ -80,13 +80,12 @@ class JsonKeys:
                     self._key, self._value = "", JsonValue()
                 elif not self.broken:
                     at += 1
-        return at, pieces
+        return at, None
 
-    def _more(self, piece: str, ended: bool, pieces: list[tuple[str, str, bool]]) -> None:
+    def _more(self, piece: str, ended: bool) -> tuple[str, str, bool] | None:
         if self._next == "value":
-            pieces.append((self._key, piece, ended))
             self._next = "," if ended else self._next
-            return
+            return self._key, piece, ended
         self._key += piece
         if ended:
             self._next = ":"
@@ -94,3 +93,4 @@ class JsonKeys:
                 self._key = str(json.loads(self._key, strict=False))
             except ValueError:
                 self.broken = True
+        return None

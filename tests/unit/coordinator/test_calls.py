@@ -100,6 +100,7 @@ def around(*calls: str) -> str:
         (LLAMA, '{"name": "Ada", "age": 36}', '{"name": "Ada", "age": 36}', []),
         (LLAMA, '{"name": "f", "parameters": {}} and', " and", [("f", "{}")]),
         (LLAMA, '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
+        (HERMES, '<tool_call>{"name": "", "x": ' + TURNED, '<tool_call>{"name": "", "x": ', [("f", '{"a": 1}')]),
         (LLAMA, '{"x": 1}', '{"x": 1}', []),
         (LLAMA, '{"name": "f", "parameters": }', '{"name": "f", "parameters": }', []),
         (HERMES, '<tool_call>{"arguments": , "name": "f"}', '<tool_call>{"arguments": , "name": "f"}', []),
