@@ -186,7 +186,7 @@ class _OpenCall:
     def _keyed(self, text: str) -> tuple[int, str]:
         """A call that is an object with the name and the arguments, in any order, and perhaps more."""
         assert self._keys is not None
-        at, out = 0, []
+        at, out = 0, list[str]()
         while not self.over:
             at, found = self._keys.read(text, at)
             if found is None:
