@@ -163,21 +163,6 @@ PAGES = [
         ),
     ),
     *in_file(
-        "verify_service/batch_runner.py",
-        (
-            "pages of a pass that failed are found by others: of rounds",
-            "for state in (*prepared.states, *(chunk.state",
-            "for state in (*(chunk.state",
-            (f"{S}::test_nobody_finds_pages_that_a_failed_pass_may_have_written",),
-        ),
-        (
-            "pages of a pass that failed are found by others: of prompts",
-            ", *(chunk.state for chunk in prepared.chunks)):",
-            ",):",
-            (f"{S}::test_nobody_finds_pages_that_a_failed_pass_may_have_written",),
-        ),
-    ),
-    *in_file(
         "verify_service/packed_step.py",
         (
             "rejected rows are not taken back",

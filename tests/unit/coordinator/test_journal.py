@@ -69,6 +69,19 @@ def _abandon(file: JournalFile | None) -> int:
     return -1
 
 
+def test_an_epoch_counts_once_it_began_before_anything_is_committed_under_it(tmp_path: Path) -> None:
+    first = on_disk(tmp_path)
+    entry = first.open(request())
+    first.begins(entry, 0, 5)
+    first.begins(entry, 0, 3)  # said late
+    first.write()
+    first._file._lock = _abandon(first._file)
+    second = on_disk(tmp_path)
+    (said,) = second.find("r").answers  # type: ignore[union-attr]
+    assert (said.tokens, said.epoch) == ([], 5)
+    second.close()
+
+
 def test_a_resumed_request_is_kept_whole_and_once(tmp_path: Path) -> None:
     first = on_disk(tmp_path)
     entry = first.open(request())
