@@ -187,7 +187,9 @@ async def test_an_error_of_a_job_in_another_thread_is_logged_and_after_closing_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     heard = LogCapture()  # of a logger of its own: the module's may have been bound and kept before
-    monkeypatch.setattr(device_worker, "log", structlog.wrap_logger(None, processors=[heard]))
+    monkeypatch.setattr(
+        device_worker, "log", structlog.wrap_logger(None, processors=[heard], wrapper_class=structlog.BoundLogger)
+    )
     worker = DeviceWorker("t")
     worker.here(lambda: int("x"))
     assert [entry["event"] for entry in heard.entries] == ["device.failed"]
