@@ -111,14 +111,7 @@ class RoundDriver:
         self.rounds = RoundLoop(_Cache(self._engine, self._freed), waits)
         self._prompts = Prompts(self._engine, owner, self._wake)
         self._feeds = RowFeeds(self._engine, push, self._events, self.tell)
-        self._drafters = Drafters(
-            worker,
-            self._feeds,
-            self._admitted,
-            self.tell,
-            self.tell_here,
-            self._up.append,
-        )
+        self._drafters = Drafters(worker, self._feeds, self._admitted, self.tell, self.tell_here, self._up.append)
         self._passes = RoundPasses(self._engine, self.rounds, self._drafters, self._admitted, worker.metrics)
         self._carry: dict[type, Callable[[Any], None]] = {
             Prefill: self._prefill,

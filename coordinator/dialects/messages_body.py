@@ -8,12 +8,13 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from coordinator.dialects.telling import BodyPart, CommonFields, Translated, ours, string
+from coordinator.dialects.telling import BodyPart, CommonFields, Translated, joined_texts, ours, string
 from coordinator.http.reply import Object
 from coordinator.http.schema import validated
 from coordinator.http.template import read_arguments
 from dspark.errors import InvalidRequest, Unsupported
 
+_TEXT = {"text": "text"}
 _NAMES = (
     (r"stop$", "stop_sequences"),
     ("response_format", "output_config.format"),
@@ -98,7 +99,7 @@ def translated(body: MessagesBody, arguments: Container[str]) -> Translated:
     messages: list[Object] = []
     places: list[str] = []
     if body.system:
-        messages.append({"role": "system", "content": _texts(body.system, "system")})
+        messages.append({"role": "system", "content": joined_texts(body.system, "system", _TEXT)})
         places.append("system")
     for index, message in enumerate(body.messages):
         for made, place in _messages(message, f"messages[{index}]"):
@@ -142,7 +143,10 @@ def _messages(message: Object, field: str) -> list[tuple[Object, str]]:
             texts.append(string(block, "text", at))
         elif kind == "tool_result" and role == "user":
             said = block.get("content") or ""
-            answer = {"tool_call_id": string(block, "tool_use_id", at), "content": _texts(said, f"{at}.content")}
+            answer = {
+                "tool_call_id": string(block, "tool_use_id", at),
+                "content": joined_texts(said, f"{at}.content", _TEXT),
+            }
             made.append(({"role": "tool", **answer}, at))
         elif kind == "tool_use" and role == "assistant":
             function = {"name": string(block, "name", at), "arguments": block.get("input", {})}
@@ -158,22 +162,6 @@ def _messages(message: Object, field: str) -> list[tuple[Object, str]]:
     if texts or len(turn) > 1 or not made:
         made.append((turn | {"content": "\n".join(texts) or (None if len(turn) > 1 else "")}, field))
     return made
-
-
-def _texts(given: Any, field: str) -> str:
-    """A text, or blocks of text joined."""
-    if isinstance(given, str):
-        return given
-    if not isinstance(given, list):
-        raise InvalidRequest(field, "must be a string or a list of blocks of text")
-    texts = []
-    for index, block in enumerate(given):
-        at = f"{field}[{index}]"
-        kind = block.get("type") if isinstance(block, dict) else None
-        if kind != "text":
-            raise Unsupported(f"{at}.type", f"{str(kind)[:100]!r} is not supported; text is")
-        texts.append(string(block, "text", at))
-    return "\n".join(texts)
 
 
 def _tool(tool: MessagesTool) -> Object:

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field
 
-from coordinator.dialects.telling import BodyPart, CommonFields, Translated, ours, string
+from coordinator.dialects.telling import BodyPart, CommonFields, Translated, joined_texts, ours, string
 from coordinator.http.reply import Object
 from coordinator.http.schema import StreamOptions, validated
 from coordinator.http.template import read_arguments
@@ -37,7 +37,9 @@ _IDLE: dict[str, tuple[Any, ...]] = {
 }
 _STORED = ("background", "conversation", "previous_response_id", "prompt", "store")
 _INCLUDED = ("reasoning.encrypted_content",)  # thoughts are told in the open
-_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_TEXTS = dict.fromkeys(("input_text", "output_text", "text", "summary_text", "reasoning_text"), "text") | {
+    "refusal": "refusal"
+}
 
 
 class ResponsesTool(BodyPart):
@@ -150,7 +152,7 @@ def _add(messages: list[Object], item: Object, at: str) -> None:
         role = item.get("role")
         if role not in ("user", "assistant", "system", "developer"):
             raise InvalidRequest(f"{at}.role", "must be user, assistant, system or developer")
-        said = {"role": role, "content": _texts(item.get("content"), f"{at}.content")}
+        said = {"role": role, "content": joined_texts(item.get("content"), f"{at}.content", _TEXTS)}
         if role == "assistant" and _thinks(messages):
             messages[-1] |= said
         else:
@@ -163,10 +165,10 @@ def _add(messages: list[Object], item: Object, at: str) -> None:
             messages.append({"role": "assistant", "content": None})
         messages[-1].setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
-        output = _texts(item.get("output"), f"{at}.output")
+        output = joined_texts(item.get("output"), f"{at}.output", _TEXTS)
         messages.append({"role": "tool", "tool_call_id": string(item, "call_id", at), "content": output})
     elif kind == "reasoning":
-        thought = _texts(item.get("content") or item.get("summary") or "", f"{at}.content")
+        thought = joined_texts(item.get("content") or item.get("summary") or "", f"{at}.content", _TEXTS)
         messages.append({"role": "assistant", "content": None, "reasoning_content": thought})
     elif kind == "item_reference":
         raise Unsupported(f"{at}.type", "'item_reference' is not supported: nothing is kept between requests")
@@ -177,24 +179,6 @@ def _add(messages: list[Object], item: Object, at: str) -> None:
 def _thinks(messages: list[Object]) -> bool:
     """Whether the last turn is a thought whose answer is to come."""
     return bool(messages) and "reasoning_content" in messages[-1] and messages[-1]["content"] is None
-
-
-def _texts(given: Any, field: str) -> str:
-    if isinstance(given, str):
-        return given
-    if not isinstance(given, list):
-        raise InvalidRequest(field, "must be a string or a list of parts of text")
-    texts = []
-    for index, part in enumerate(given):
-        at = f"{field}[{index}]"
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "refusal":
-            texts.append(string(part, "refusal", at))
-        elif kind in _TEXTS:
-            texts.append(string(part, "text", at))
-        else:
-            raise Unsupported(f"{at}.type", f"{str(kind)[:100]!r} is not supported; text is")
-    return "\n".join(texts)
 
 
 def _tool(tool: ResponsesTool) -> Object:

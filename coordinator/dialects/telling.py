@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -27,7 +27,7 @@ from coordinator.http.forms import StructuredOutputs
 from coordinator.http.reply import MANY, Object, begin, respond, usage_of
 from coordinator.http.schema import ChatBody, SpeculationFields
 from coordinator.http.thoughts import PlainReader, Reader
-from dspark.errors import InvalidRequest
+from dspark.errors import InvalidRequest, Unsupported
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
 
@@ -91,6 +91,22 @@ def string(block: Object, key: str, field: str) -> str:
     if not isinstance(block.get(key), str):
         raise InvalidRequest(f"{field}.{key}", "must be a string")
     return str(block[key])
+
+
+def joined_texts(given: Any, field: str, kinds: Mapping[str, str]) -> str:
+    """A text, or parts of text joined by lines. kinds: the key that holds the text, by the part's type."""
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise InvalidRequest(field, "must be a string or a list of parts of text")
+    found = []
+    for index, part in enumerate(given):
+        at = f"{field}[{index}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str) or kind not in kinds:
+            raise Unsupported(f"{at}.type", f"{str(kind)[:100]!r} is not supported; text is")
+        found.append(string(part, kinds[kind], at))
+    return "\n".join(found)
 
 
 class Writer(Protocol):

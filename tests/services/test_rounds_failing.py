@@ -305,25 +305,31 @@ async def test_a_pass_that_fails_takes_only_those_with_it_that_fail_alone(pair: 
         await answered(v, conductor, [asked[0], asked[2]])
 
 
+def held_passes(engine: Any) -> tuple[threading.Event, threading.Event]:
+    """(set when a pass begins, to be set for it to go on) of the passes from now on."""
+    inner, begun, go_on = engine.begin, threading.Event(), threading.Event()
+
+    def begin(items: Any) -> Any:
+        step = inner(items)
+        run = step.run
+
+        def slowly() -> None:
+            begun.set()
+            assert go_on.wait(20)
+            run()
+
+        step.run = slowly
+        return step
+
+    engine.begin = begin
+    return begun, go_on
+
+
 async def test_a_stream_that_ends_in_the_middle_of_a_pass_frees_what_the_pass_held(pair: str) -> None:
     async with verifier(pair) as v, conducting(v, PLAN) as conductor:
         answer = conductor.ask([5, 6], SAMPLED, LONG)
         await until(lambda: answer.tokens)
-        inner, begun, go_on = v.engine.begin, threading.Event(), threading.Event()
-
-        def begin(items: Any) -> Any:
-            step = inner(items)
-            run = step.run
-
-            def slowly() -> None:
-                begun.set()
-                assert go_on.wait(20)
-                run()
-
-            step.run = slowly
-            return step
-
-        v.engine.begin = begin
+        begun, go_on = held_passes(v.engine)
         await until(begun.is_set)
         conductor.port.close("the test is over")
         await until(lambda: v.engine.held.sequences == 0)
@@ -336,21 +342,7 @@ async def test_a_number_that_comes_again_waits_for_the_pass_that_holds_it(pair: 
     async with verifier(pair) as v, conducting(v, PLAN) as conductor:
         answer = conductor.ask([5, 6], SAMPLED, 40)
         await until(lambda: answer.tokens)
-        inner, begun, go_on = v.engine.begin, threading.Event(), threading.Event()
-
-        def begin(items: Any) -> Any:
-            step = inner(items)
-            run = step.run
-
-            def slowly() -> None:
-                begun.set()
-                assert go_on.wait(20)
-                run()
-
-            step.run = slowly
-            return step
-
-        v.engine.begin = begin
+        begun, go_on = held_passes(v.engine)
         await until(begun.is_set)
         conductor.port.tell([Release(answer.number, answer.epoch, How.DROP)])
         looked, busy = threading.Event(), v.engine.busy
@@ -362,7 +354,7 @@ async def test_a_number_that_comes_again_waits_for_the_pass_that_holds_it(pair: 
         v.engine.busy = noted
         conductor.admit(answer)
         await until(looked.is_set)
-        v.engine.begin = inner
+        del v.engine.begin  # the engine's own again
         go_on.set()
         await conductor.tokens(answer)
         assert not answer.refused
