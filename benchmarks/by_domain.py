@@ -1,0 +1,146 @@
+"""B3: the default policy over plain decoding, domain by domain, and how much drafting could have paid.
+
+The shipped pair at temperature 0, all tokens over all time, in turns. At one stream the bound of a domain is that of
+its best fixed length: tokens a round by the acceptance of every slot (from rounds of seven), over the time of a round
+of that length, hops included, all of the same run. Below 1, drafts do not pay there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.pair import DOMAINS, Pair, Prompt, add_arguments, chosen
+from benchmarks.row import Row, note
+from deploy.processes import ProcessCell
+from dspark.client import AsyncClient, Completion, Options
+
+TOKENS, BLOCK = 128, 7
+TURNS = 2
+PROMPTS = {1: 6, 8: 24}  # of a domain, by streams
+LENGTH_PROMPTS = 3  # of a domain, for every fixed length
+LEAST, OF_BOUND = 0.97, 0.93
+DEFAULT = "default"  # the cell's own policy: none is named
+
+
+@dataclass
+class Spent:
+    """Answers of one policy to the prompts of one domain."""
+
+    tokens: int = 0
+    rounds: int = 0
+    seconds: float = 0.0  # from the first token of each answer to its last, summed
+    wall_s: float = 0.0  # of everybody together, prompts included
+    accepted: list[int] = field(default_factory=lambda: [0] * (BLOCK + 1))  # rounds, by tokens accepted
+
+    def add(self, answer: Completion) -> None:
+        spent, timings = answer.end.speculation, answer.end.timings
+        self.tokens += len(answer.token_ids) - 1  # behind the first, which the prompt's pass gives
+        self.rounds += spent.rounds
+        self.seconds += (timings.total_ms - timings.ttft_ms) / 1000
+        for accepted, rounds in enumerate(spent.acceptance_histogram):
+            self.accepted[accepted] += rounds
+
+    def survival(self, slot: int) -> float:
+        """Share of rounds in which this slot (from 1) and all before it were accepted."""
+        return sum(self.accepted[slot:]) / max(1, sum(self.accepted))
+
+
+async def ask(client: AsyncClient, prompts: Sequence[Prompt], policy: str, streams: int, into: Spent) -> None:
+    """Every prompt once, `streams` at a time."""
+    left = iter(prompts)
+    options: Options = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
+    if policy != DEFAULT:
+        options["policy"] = policy
+
+    async def user() -> None:
+        for prompt in left:
+            into.add(await client.complete(prompt, timeout=120, **options))
+
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(streams):
+            group.create_task(user())
+    into.wall_s += clock() - began
+
+
+async def in_turns(client: AsyncClient, prompts: Sequence[Prompt], streams: int, turns: int) -> dict[str, Spent]:
+    """Plain decoding and the default, the same prompts; who begins changes."""
+    spent = {policy: Spent() for policy in ("off", DEFAULT)}
+    for turn in range(turns):
+        for policy in list(spent)[:: -1 if turn % 2 else 1]:
+            await ask(client, prompts, policy, streams, spent[policy])
+    return spent
+
+
+async def bound(client: AsyncClient, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """What the best fixed length could make of plain decoding, and what each slot keeps."""
+    policies = ["off", *(f"fixed:{slots}" for slots in range(1, BLOCK + 1))]
+    spent = {policy: Spent() for policy in policies}
+    for prompt, backwards in zip(prompts, itertools.cycle((False, True)), strict=False):
+        for policy in policies[:: -1 if backwards else 1]:
+            await ask(client, [prompt], policy, 1, spent[policy])
+    survival = [spent[policies[-1]].survival(slot) for slot in range(1, BLOCK + 1)]
+    plain_s = spent["off"].seconds / spent["off"].tokens
+    gains = {
+        slots: (1 + sum(survival[:slots]))
+        * plain_s
+        / (spent[f"fixed:{slots}"].seconds / spent[f"fixed:{slots}"].rounds)
+        for slots in range(1, BLOCK + 1)
+    }
+    best = max(gains, key=gains.__getitem__)
+    return {
+        "bound": round(gains[best], 4),
+        "best_length": best,
+        "survival": [round(share, 4) for share in survival],
+        "round_ms": [round(1000 * plain_s, 2)]
+        + [round(1000 * spent[f"fixed:{k}"].seconds / spent[f"fixed:{k}"].rounds, 2) for k in range(1, BLOCK + 1)],
+    }
+
+
+async def compare(pair: Pair, turns: int) -> dict[str, dict[str, Any]]:
+    with ProcessCell(pair.target, pair.drafter) as cell:
+        async with AsyncClient(cell.endpoint) as client:
+            for policy in ("off", DEFAULT):  # the planner's first rounds are not what is compared
+                await ask(client, pair.prompts(DOMAINS[0], 4), policy, 2, Spent())
+            value: dict[str, dict[str, Any]] = {}
+            for domain in DOMAINS:
+                value[domain] = await bound(client, pair.prompts(domain, LENGTH_PROMPTS))
+                for streams, count in PROMPTS.items():
+                    spent = await in_turns(client, pair.prompts(domain, count), streams, turns)
+                    off, ours = (spent[policy].tokens / spent[policy].wall_s for policy in ("off", DEFAULT))
+                    value[domain][f"{streams} stream" + "s" * (streams > 1)] = {
+                        "off_tok_s": round(off, 1),
+                        "tok_s": round(ours, 1),
+                        "ratio": round(ours / off, 4),
+                        "tokens_a_round": round(spent[DEFAULT].tokens / max(1, spent[DEFAULT].rounds), 3),
+                    }
+                note(f"{domain}: {value[domain]}")
+    return value
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints its row; 1 when the bar is missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.by_domain", description=__doc__)
+    add_arguments(parser)
+    parser.add_argument("--turns", type=int, default=TURNS, help=f"of both policies on every prompt ({TURNS})")
+    args = parser.parse_args(argv)
+    value = asyncio.run(compare(chosen(args), args.turns))
+    holds = all(
+        point["1 stream"]["ratio"] >= max(LEAST, OF_BOUND * point["bound"]) and point["8 streams"]["ratio"] >= LEAST
+        for point in value.values()
+    )
+    bar = f"never below {LEAST} of off; at one stream {OF_BOUND} of the bound"
+    return Row("B3", "default policy over off by domain, shipped pair, tok/s", value, bar, holds).show(
+        as_json=args.json
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
