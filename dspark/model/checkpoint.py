@@ -162,7 +162,7 @@ def save_drafter(drafter: Drafter, folder: Path, *, dtype: torch.dtype | None = 
     draft.replace(folder / CONFIG_NAME)
     state = drafter.state_dict()
     tensors = {
-        outer: state[name].detach().to(device="cpu", dtype=dtype).contiguous()
+        outer: state[name].detach().to("cpu", torch.float32 if drafter.wide(name) else dtype).contiguous()
         for name, outer in drafter.stored_names().items()
     }
     if drafter.draft_vocabulary is not None:

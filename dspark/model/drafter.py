@@ -178,12 +178,19 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
 
     def confidence_logits(self, hidden: Tensor, previous_ids: Tensor) -> Tensor | None:
         """hidden [..., k, H], previous_ids [..., k] (anchor first) -> [..., k], or None."""
+        return self.confidence_of(hidden, self.markov_head.embed(previous_ids))
+
+    def confidence_of(self, hidden: Tensor, embedded: Tensor | None) -> Tensor | None:
+        """The same of rows [..., k, r] that the sequential head has for those ids, or None without a table."""
         head = self.confidence_head
         if head is None:
             return None
-        embedded = self.markov_head.embed(previous_ids) if head.rank else None
-        logits: Tensor = head(hidden, embedded)
+        logits: Tensor = head(hidden, embedded if head.rank else None)
         return logits
+
+    def headed(self, hidden: Tensor) -> Tensor:
+        """What the vocabulary head reads of hidden states [..., H]: they are normed already."""
+        return hidden
 
     # -- training -------------------------------------------------------------------------
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, silu, softplus
+from torch.nn.functional import silu, softplus
 
 from dspark.model.config import DrafterConfig
+from dspark.model.streams import exact
 
 
 class Expert(nn.Module):
@@ -42,7 +43,7 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [T, H] -> (weights, experts), [T, chosen] each."""
-        scores = softplus(linear(x.float(), self.weight.float())).sqrt()
+        scores = softplus(exact(x, self.weight)).sqrt()
         chosen = torch.topk(scores + self.bias.float(), self._per_token, dim=-1).indices
         weights = scores.gather(-1, chosen)
         return weights / (weights.sum(-1, keepdim=True) + 1e-20) * self._scale, chosen
@@ -67,7 +68,7 @@ class Mixture(nn.Module):
         order = chosen.flatten().argsort(stable=True)  # by expert, then by token
         counts = chosen.new_zeros(len(self.experts)).scatter_add(0, chosen.flatten(), torch.ones_like(order))
         sizes = counts.tolist()  # all that the host waits for
-        shares = weights.flatten()[order, None].to(flat.dtype).split(sizes)
+        shares = weights.flatten()[order, None].to(out.dtype).split(sizes)
         for expert, rows, share in zip(self.experts, (order // chosen.shape[1]).split(sizes), shares, strict=True):
             if len(rows):
                 out = out.index_add(0, rows, expert(flat[rows]) * share)

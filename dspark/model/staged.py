@@ -77,13 +77,15 @@ class StagedDrafter(BlockDrafter):
         last = name.rpartition(".")[2]
         return last.startswith(("hc_", "attn_sink")) or name.endswith("gate.bias") or name.startswith("confidence_head")
 
-    def confidence_logits(self, hidden: Tensor, previous_ids: Tensor) -> Tensor | None:
+    def confidence_of(self, hidden: Tensor, embedded: Tensor | None) -> Tensor | None:
         """In fp32, as it was trained."""
-        assert self.confidence_head is not None
-        embedded = self.markov_head.embed(previous_ids)
         assert embedded is not None
-        logits: Tensor = self.confidence_head(hidden.float(), embedded.float())
-        return logits
+        with torch.autocast(hidden.device.type, enabled=False):
+            return super().confidence_of(hidden.float(), embedded.float())
+
+    def headed(self, hidden: Tensor) -> Tensor:
+        normed: Tensor = self.norm(hidden)
+        return normed
 
     def stored_names(self) -> dict[str, str]:
         layers = self.config.num_hidden_layers
@@ -143,7 +145,7 @@ class StagedDrafter(BlockDrafter):
         )
 
     def base_logits(self, hidden: Tensor) -> Tensor:
-        return super().base_logits(self.norm(hidden))
+        return super().base_logits(self.headed(hidden))
 
     # -- training -------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ class HyperConnection:
         n, eps = self._shape.streams, self._shape.stream_eps
         sizes = [n, n, n * n]
         flat = rms_norm(streams.flatten(-2).float(), None, self._norm_eps)
-        parts = torch.split(linear(flat, fn.float()), sizes, dim=-1)
+        parts = torch.split(exact(flat, fn), sizes, dim=-1)
         pre, post, comb = (
             part * factor + offset
             for part, factor, offset in zip(parts, scale.float(), torch.split(base.float(), sizes), strict=True)
@@ -74,5 +74,11 @@ def summed_up(
 ) -> Tensor:
     """The one hidden state that streams [..., N, H] become at the end: [..., H]."""
     flat = rms_norm(streams.flatten(-2).float(), None, norm_eps)
-    weights = torch.sigmoid(linear(flat, fn.float()) * scale.float() + base.float()) + stream_eps
+    weights = torch.sigmoid(exact(flat, fn) * scale.float() + base.float()) + stream_eps
     return (weights.unsqueeze(-1) * streams).sum(-2).to(streams.dtype)
+
+
+def exact(rows: Tensor, matrix: Tensor) -> Tensor:
+    """rows [..., in], matrix [out, in] -> [..., out] in fp32, in mixed precision as well."""
+    with torch.autocast(rows.device.type, enabled=False):
+        return linear(rows.float(), matrix.float())

@@ -52,14 +52,13 @@ def lean_block_loss(
     # Looked up once for both heads: every look-up has a gradient as large as the table.
     embedded = head.embed(previous_ids)
     codes = head.codes(embedded, hidden)
-    judge = drafter.confidence_head
-    confidence: Tensor | None = None if judge is None else judge(hidden, embedded if judge.rank else None)
+    confidence = drafter.confidence_of(hidden, embedded)
     places = gather_slots(torch.arange(last_hidden[..., 0].numel()).view(last_hidden.shape[:2]), anchor_positions, size)
     # [U] positions of the text, and for each of the R rows which of them; rows go through in that order.
     positions, row_of = torch.unique(places.to(eval_mask.device)[eval_mask], return_inverse=True)
     order = row_of.argsort(stable=True)
     mixed, *terms = lean_terms(
-        hidden=hidden[eval_mask][order],
+        hidden=drafter.headed(hidden[eval_mask][order]),
         lm_head=drafter.lm_head.weight,
         codes=None if codes is None else codes[eval_mask][order],
         markov_w2=head.markov_w2.weight if isinstance(head, VanillaHead) else None,

@@ -16,7 +16,7 @@ from torch.optim import AdamW, Optimizer
 from dspark.training.settings import Settings
 
 _LEVEL = 0.4  # of the run, before the linear schedule falls
-_INNER = ("layers.", "fc.", "eh_proj.")
+_INNER = ("layers.", "stages.", "fc.", "eh_proj.")
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # the quintic of the original, steepest at zero
 _ITERATIONS = 5
 

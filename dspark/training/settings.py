@@ -36,10 +36,15 @@ class Settings:
     start: str = field(default="", metadata={"doc": "Folder of a drafter to go on from; empty: a fresh one."})
     family: str = field(default="dspark", metadata={"doc": "dspark, dflash, eagle3, mtp or lm."})
     head: str = field(default="vanilla", metadata={"doc": "Sequential head of DSpark: vanilla, gated, rnn or none."})
-    layers: int = field(default=0, metadata={"doc": "Depth; 0: 5 for blocks, 1 for eagle3 and mtp, 2 for lm."})
+    layers: int = field(
+        default=0, metadata={"doc": "Depth; 0: 5 for blocks (3 for DeepSeek-V4), 1 for eagle3 and mtp, 2 for lm."}
+    )
     block_size: int = field(default=7, metadata={"doc": "Tokens drafted in a round."})
     taps: tuple[int, ...] = field(
-        default=(), metadata={"doc": "Target layers read; none named: five, evenly spread (mtp: the last)."}
+        default=(),
+        metadata={
+            "doc": "Target layers read; none named: five, evenly spread (mtp: the last; DeepSeek-V4: the last three)."
+        },
     )
     markov_rank: int = field(default=256, metadata={"doc": "Rank of the sequential head."})
     keep_tokens: str = field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from dspark.model.checkpoint import LoadedTarget, context_length, load_drafter
 from dspark.model.config import DrafterConfig, HeadType, Kind
 from dspark.model.families import fresh_drafter
 from dspark.model.family import Drafter
+from dspark.model.formats import deepseek_v4
 from dspark.model.formats.vocabulary import DraftVocabulary
 from dspark.training.settings import Settings
 from dspark.training.vocabulary import read_kept
 
 TAPS = 5
 SHALLOW = 8  # layers
+STAGES = 3  # of a DeepSeek-V4 module, and the last layers that it reads
 _KIND: dict[str, Kind] = {"dspark": "block", "dflash": "block", "eagle3": "eagle3", "mtp": "mtp", "lm": "lm"}
 _LAYERS: dict[Kind, int] = {"block": 5, "eagle3": 1, "mtp": 1, "lm": 2}
 
@@ -43,6 +46,8 @@ def text_config(folder: Path) -> Any:
 def drafter_config(folder: Path, text: Any, settings: Settings) -> DrafterConfig:
     """The config of the run's drafter, for the target in a folder and its text model's config. ConfigError names a
     setting that does not fit the family or the target."""
+    if settings.family == "dspark" and text.model_type == deepseek_v4.MODEL_TYPE:
+        return _staged(folder, text, settings)
     kind = _KIND[settings.family]
     layers = settings.layers or _LAYERS[kind]
     if kind in ("eagle3", "mtp") and layers != 1:
@@ -71,6 +76,30 @@ def drafter_config(folder: Path, text: Any, settings: Settings) -> DrafterConfig
         confidence_head_with_markov=head != "none",
         num_anchors=settings.anchors,
     )
+
+
+def _staged(folder: Path, text: Any, settings: Settings) -> DrafterConfig:
+    """The module that releases of DeepSeek-V4 hold, shaped like this target's own layers."""
+    if settings.head != "vanilla" or not settings.markov_rank:
+        raise ConfigError(
+            f"head: {settings.head} of rank {settings.markov_rank}; a DeepSeek-V4 target's module has a vanilla one"
+        )
+    if settings.keep_tokens:
+        raise ConfigError("keep_tokens: the head of a DeepSeek-V4 module is the target's own, and says every token")
+    depth, stages = int(text.num_hidden_layers), settings.layers or STAGES
+    last = range(max(0, depth - STAGES), depth)
+    config = deepseek_v4.parse(
+        text.to_dict()
+        | {
+            "dtype": DrafterConfig.dtype,
+            "compress_ratios": [0] * (depth + stages),
+            "dspark_block_size": settings.block_size,
+            "dspark_markov_rank": settings.markov_rank,
+            "dspark_noise_token_id": mask_token(folder, int(text.vocab_size)),
+            "dspark_target_layer_ids": list(tap_layers(depth, settings, "block") if settings.taps else last),
+        }
+    )
+    return replace(config, num_anchors=settings.anchors)
 
 
 def tap_layers(layers: int, settings: Settings, kind: Kind) -> tuple[int, ...]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dspark.errors import ConfigError
+from dspark.model.config_file import config_to_json, parse_drafter_config
 from dspark.training.shape import drafter_config, mask_token, tap_layers, text_config
+from tests.architectures.families import FAMILIES, model_of
 from tests.unit.training.pipeline import short_run
 
 
@@ -33,3 +38,32 @@ def test_every_family_fits_the_target(family: str, golden_target: Path, tmp_path
     assert config.vocab_size == target.vocab_size
     assert config.hidden_size == (target.hidden_size // 2 if family == "lm" else target.hidden_size)
     assert config.num_attention_heads % config.num_key_value_heads == 0
+
+
+@pytest.fixture
+def deepseek(tmp_path: Path) -> Path:
+    model_of(FAMILIES["deepseek_v4"]).config.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_target_of_deepseek_v4_has_a_module_of_its_own_kind(deepseek: Path) -> None:
+    target = text_config(deepseek)
+    config = drafter_config(deepseek, target, short_run(deepseek, deepseek, deepseek, layers=0))
+    assert (config.model_type, config.num_hidden_layers, config.target_layer_ids) == ("deepseek_v4", 3, (1, 2, 3))
+    assert parse_drafter_config(config_to_json(config)) == replace(config, num_anchors=512)
+    other = drafter_config(deepseek, target, short_run(deepseek, deepseek, deepseek, family="dflash"))
+    assert other.model_type == "qwen3"
+
+
+@pytest.mark.parametrize(
+    ("told", "named"),
+    [
+        ({"head": "gated"}, "head: gated"),
+        ({"markov_rank": 0}, "rank 0"),
+        ({"taps": (2, 4)}, "taps"),
+        ({"keep_tokens": "kept.json"}, "keep_tokens"),
+    ],
+)
+def test_what_such_a_module_cannot_be_is_named(deepseek: Path, told: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        drafter_config(deepseek, text_config(deepseek), short_run(deepseek, deepseek, deepseek, **told))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dspark.model.checkpoint import load_drafter
 from dspark.model.config import HeadType
+from dspark.model.families import as_block
 from dspark.model.formats.vocabulary import DraftVocabulary
-from dspark.training.anchors import draw_anchors, label_blocks
+from dspark.training.anchors import draw_anchors, gather_slots, label_blocks
 from dspark.training.lean_loss import LeanLoss, lean_block_loss, lean_terms
-from dspark.training.loss import LossWeights
+from dspark.training.loss import LossWeights, block_loss
 from tests.unit.model.tiny import tiny_drafter
 
 
@@ -24,6 +27,36 @@ def test_bf16_gradients_point_the_same_way(head: HeadType) -> None:
     for name, wanted in exact.items():
         similarity = torch.cosine_similarity(wanted.flatten(), rounded[name].flatten(), dim=0)
         assert similarity > 0.98, name
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "deepseek_v4"])
+def test_it_is_the_loss_of_what_is_served(kind: str) -> None:
+    """Heads read a state before or after the final norm, as the family has it."""
+    shipped = Path(__file__).parents[2] / "data" / "dspark_deepseek_v4"
+    drafter = as_block(load_drafter(shipped)) if kind == "deepseek_v4" else tiny_drafter("vanilla")
+    mask, generator = torch.ones(2, 20), torch.Generator().manual_seed(3)
+    lean = _loss(drafter, loss_mask=mask)
+    ids = torch.randint(0, drafter.config.vocab_size, mask.shape, generator=generator)  # drawn as there
+    anchors = draw_anchors(mask, 6, generator=generator)
+    size = drafter.config.block_size
+    labels = label_blocks(input_ids=ids, loss_mask=mask, anchors=anchors, block_size=size)
+    out = drafter.forward_blocks(
+        features=torch.randn(*mask.shape, drafter.config.feature_size, generator=generator),
+        input_ids=ids,
+        anchor_positions=anchors.positions,
+        block_keep_mask=anchors.keep,
+    )
+    last_hidden = torch.randn(*mask.shape, drafter.config.hidden_size, generator=generator)
+    judge = gather_slots(last_hidden, anchors.positions, size) @ drafter.lm_head.weight.t()
+    plain = block_loss(
+        corrected_logits=out.corrected_logits,
+        confidence_logits=out.confidence_logits,
+        target_logits=judge,
+        target_ids=labels.target_ids,
+        eval_mask=labels.eval_mask,
+        decay=LossWeights().decay,
+    )
+    torch.testing.assert_close(tuple(lean.sums), tuple(plain), atol=1e-3, rtol=1e-4)
 
 
 def test_a_batch_without_any_label_is_zero_and_finite() -> None:
