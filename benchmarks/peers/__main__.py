@@ -2,8 +2,8 @@
 
     python -m benchmarks.peers [--streams 1,8] [--vllm-python FILE] [--llama-python FILE --gguf FILE] [--quick]
 
-All contestants are up at the same time on the same two cores and take turns; a ratio is the median over the repetitions
-of the ratio inside a repetition. Answers have one length, stop tokens are ignored, the client is part of every time.
+We and one peer at a time are up on the same two cores and take turns; a ratio is the median over the repetitions of the
+ratio inside a repetition. Answers have one length, stop tokens are ignored, the client is part of every time.
 With several streams that many prompts are asked at once, and the time ends with the last answer; who decodes one
 sequence at a time answers them one after the other.
 """
@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
@@ -56,54 +56,84 @@ def main(argv: list[str] | None = None) -> int:
     given = (args.repetitions, args.prompts, args.tokens)
     repetitions, prompts, tokens = (wish or usual for wish, usual in zip(given, shape, strict=True))
     questions = {domain: [pair.token_ids(p) for p in pair.prompts(domain, prompts)] for domain in DOMAINS}
-    with ExitStack() as stack:
-        contestants, absent = _started(stack, args, pair, questions[DOMAINS[0]][0])
-        for streams in map(int, args.streams.split(",")):
-            measured = Contest([c for c in contestants if streams == 1 or not c.most], questions, streams, tokens)
-            for repetition in range(repetitions):
-                measured.turn(repetition)
-                note(f"  {streams} streams, repetition {repetition + 1} of {repetitions}")
-            value = measured.value() | {"repetitions": repetitions, "absent": absent}
-            name = f"{streams} streams beside other programs" if streams > 1 else "one stream beside other programs"
-            same = value["same_ids"].get(REFERENCE)
-            row = Row(f"B2 {streams}", name, value, f"ids of {REFERENCE}", None if same is None else same == 1.0)
-            code |= row.show(as_json=args.json)
+    absent: dict[str, str] = {}
+    streams = [int(count) for count in args.streams.split(",")]
+    values: dict[int, dict[str, Any]] = {}
+    used = cores.pin()
+    with ours.cell(pair, ours.settings(args)) as cell, cell.client() as client:
+        ahead = [ours.Ours(client), ours.Ours(client, "off")]
+        for start in _peers(args, pair, used, questions[DOMAINS[0]][0], absent):
+            with ExitStack() as stack:
+                contestants = [*ahead, *start(stack)]
+                if len(contestants) == len(ahead):
+                    continue
+                for contestant in contestants:
+                    contestant.answers([questions[DOMAINS[0]][0]], WARM_TOKENS)
+                for count in streams:
+                    measured = Contest([c for c in contestants if count == 1 or not c.most], questions, count, tokens)
+                    for repetition in range(repetitions):
+                        measured.turn(repetition)
+                        note(f"  {count} streams, repetition {repetition + 1} of {repetitions}")
+                    _merge(values.setdefault(count, {"streams": count, "tokens": tokens}), measured.value())
+            del ahead[1:]  # plain decoding is compared once
+    for count, value in values.items():
+        value |= {"repetitions": repetitions, "absent": absent}
+        name = f"{count} streams beside other programs" if count > 1 else "one stream beside other programs"
+        same = value["same_ids"].get(REFERENCE)
+        row = Row(f"B2 {count}", name, value, f"ids of {REFERENCE}", None if same is None else same == 1.0)
+        code |= row.show(as_json=args.json)
     return code
 
 
-def _started(
-    stack: ExitStack, args: argparse.Namespace, pair: Pair, prompt: list[int]
-) -> tuple[list[Contestant], dict[str, str]]:
-    """Everybody who can be had, warm; and why the others cannot."""
-    used = cores.pin()
-    client = stack.enter_context(stack.enter_context(ours.cell(pair, ours.settings(args))).client())
-    found: list[Contestant] = [ours.Ours(client), ours.Ours(client, "off")]
-    absent: dict[str, str] = {}
-    peer = stack.enter_context(TransformersWorker(pair.target, args.assistant, used))
-    peer.tune(prompt)
-    found += peer.modes()
-    if args.assistant is None:
-        absent["transformers assisted"] = "no --assistant was named"
+def _merge(value: dict[str, Any], more: Mapping[str, Mapping[str, Any]]) -> None:
+    """Tables of one more run; what is there already stays."""
+    for table, rows in more.items():
+        value[table] = {**rows, **value.get(table, {})}
 
-    def start(name: str, make: Callable[[], AbstractContextManager[Contestant]]) -> None:
+
+Start = Callable[[ExitStack], list[Contestant]]  # what it starts ends with the stack
+
+
+def _peers(
+    args: argparse.Namespace, pair: Pair, used: Sequence[int], prompt: list[int], absent: dict[str, str]
+) -> Iterator[Start]:
+    """Those that are up at the same time, group by group; `absent` hears why some cannot be had."""
+
+    def transformers(stack: ExitStack) -> list[Contestant]:
+        peer = stack.enter_context(TransformersWorker(pair.target, args.assistant, used))
+        peer.tune(prompt)
+        return [*peer.modes()]
+
+    def started(
+        stack: ExitStack, name: str, make: Callable[[], AbstractContextManager[Contestant]]
+    ) -> list[Contestant]:
         try:
-            found.append(stack.enter_context(make()))
-            note(f"{found[-1].name} is up")
+            peer = stack.enter_context(make())
         except Absent as reason:
             absent[name] = str(reason)
+            return []
+        note(f"{peer.name} is up")
+        return [peer]
 
-    for name, options in VLLM_MODES.items():
-        start(f"vllm {name}", partial(VllmServer, args.vllm_python, pair.target, used, **options))
+    def llama(stack: ExitStack) -> list[Contestant]:
+        plain = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dspark-peers-"))) / "f16.gguf"
+        write_f16(args.gguf, plain)
+        full, packed = "llama.cpp F16", "llama.cpp as packed"
+        return [
+            *started(stack, full, partial(LlamaCpp, args.llama_python, plain, "F16", used)),
+            *started(stack, packed, partial(LlamaCpp, args.llama_python, args.gguf, "as packed", used)),
+        ]
+
+    yield transformers
+    if args.assistant is None:
+        absent["transformers assisted"] = "no --assistant was named"
+    for mode, options in VLLM_MODES.items():
+        make = partial(VllmServer, args.vllm_python, pair.target, used, **options)
+        yield partial(started, name=f"vllm {mode}", make=make)
     if args.gguf is None:
         absent["llama.cpp"] = f"{NOT_INSTALLED}: no --gguf was named"
     else:
-        plain = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dspark-peers-"))) / "f16.gguf"
-        write_f16(args.gguf, plain)
-        start("llama.cpp F16", partial(LlamaCpp, args.llama_python, plain, "F16", used))
-        start("llama.cpp as packed", partial(LlamaCpp, args.llama_python, args.gguf, "as packed", used))
-    for contestant in found:
-        contestant.answers([prompt], WARM_TOKENS)
-    return found, absent
+        yield llama
 
 
 class Contest:
@@ -139,15 +169,13 @@ class Contest:
                         of.setdefault((part, at + place), ids)
                 self._seconds.setdefault((part, contestant.name), []).append(taken)
 
-    def value(self) -> dict[str, Any]:
+    def value(self) -> dict[str, dict[str, Any]]:
         """tok_s: medians, by total time. over: ours over each, the median of the turns' ratios. same_ids: share of
         first-turn answers that are ours, token by token."""
         names = [contestant.name for contestant in self._contestants]
         rates = {name: self._rates(name, self._parts) for name in names}
         over = {name: _median(ratios(rates[OURS], rates[name])) for name in names if name != OURS}
-        value: dict[str, Any] = {
-            "streams": self._streams,
-            "tokens": self._tokens,
+        value: dict[str, dict[str, Any]] = {
             "tok_s": {name: _median(given) for name, given in rates.items()},
             "over": over,
             "same_ids": {name: self._same(name) for name in over},
@@ -159,8 +187,10 @@ class Contest:
         }
         if len(self._parts) > 1:
             value["over_by_domain"] = {
-                part: {name: _median(ratios(self._rates(OURS, [part]), self._rates(name, [part]))) for name in over}
-                for part in self._parts
+                name: {
+                    part: _median(ratios(self._rates(OURS, [part]), self._rates(name, [part]))) for part in self._parts
+                }
+                for name in over
             }
         return value
 

@@ -21,7 +21,15 @@ import grpc
 from benchmarks.row import Row, note
 from deploy.head import free_ports
 from dspark.runtime.channel import sync_channel
-from dspark.wire.v1 import draft_pb2, features_pb2, generate_pb2, types_pb2, verify_pb2
+from dspark.wire.v1 import (
+    draft_pb2,
+    draft_pb2_grpc,
+    features_pb2,
+    generate_pb2,
+    types_pb2,
+    verify_pb2,
+    verify_pb2_grpc,
+)
 from faults.pair import DRAFTER, TARGET
 from faults.processes import FaultCell
 from faults.rows.program import arguments
@@ -43,7 +51,7 @@ class Case:
     http: dict[str, Any] | None = None
     metadata: tuple[tuple[str, str], ...] = ()
     method: str = "/dspark.wire.v1.Generation/Generate"
-
+    first: tuple[bytes, ...] = ()  # what a stream begins with, as an honest peer would
     values: int = 0  # numbers in it, which take a byte each on the wire and a word each once they are read
 
     @property
@@ -65,8 +73,8 @@ def main() -> int:
             if case.http is not None:
                 body = json.dumps({"model": "", "prompt": [1, 2, 3], **case.http}).encode()
                 rows.append(_measured(cell, "coordinator/0", case, lambda b=body: _http(host, b), "http", len(body)))
-        for role, case in _commands():
-            with sync_channel(cell.children[f"{role}/0"].endpoint) as channel:
+        for role, endpoint, case in _commands(cell):
+            with sync_channel(endpoint) as channel:
                 rows.append(_measured(cell, f"{role}/0", case, lambda c=case, ch=channel: _grpc(ch, c), "stream"))
         with cell.client() as client:
             served = len(client.complete([1, 2, 3], max_tokens=8, timeout=30).token_ids) == 8
@@ -125,8 +133,22 @@ def _requests() -> Iterator[Case]:
     )
 
 
-def _commands() -> Iterator[tuple[str, Case]]:
+def _commands(cell: FaultCell) -> Iterator[tuple[str, str, Case]]:
+    """(role, endpoint, case)"""
     many = [1] * MANY
+    verify, draft = (cell.children[f"{role}/0"].endpoint for role in ("verify", "draft"))
+    asked = types_pb2.DescribeRequest()
+    with sync_channel(verify) as channel:
+        verifier = verify_pb2_grpc.VerifyStub(channel).Describe(asked, timeout=20)
+    with sync_channel(draft) as channel:
+        drafter = draft_pb2_grpc.DraftStub(channel).Describe(asked, timeout=20)
+    rounds = f"{draft.rpartition(':')[0]}:{drafter.rounds_port}" if drafter.rounds_port else draft
+    hello = draft_pb2.RoundsHello(
+        drafter_incarnation=drafter.incarnation,
+        verifier_incarnation=verifier.incarnation,
+        projection=drafter.projection,
+    )
+    begun = (draft_pb2.RoundsCommand(hello=hello).SerializeToString(),)
     law = types_pb2.SequenceSampling(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN)
     named = verify_pb2.Kept(sequence=many, epoch=many)
     claimed = verify_pb2.RoundPlan(number=1, cohorts=2**32 - 1, window=2**32 - 1, sequence=[1], own_terms=[2**32 - 1])
@@ -139,20 +161,21 @@ def _commands() -> Iterator[tuple[str, Case]]:
         ("a list of a million", {"kept": named}, 2 * MANY),
         ("cohorts and windows of 4e9", {"plan": claimed}, 0),
     ):
-        told = verify_pb2.ControlDown(orders=[verify_pb2.ControlDown.Order(**order)])
-        yield "verify", Case(name, told.SerializeToString(), method=STREAMS["verify"], values=values)
+        orders = [verify_pb2.ControlDown.Order(**order)]
+        told = verify_pb2.ControlDown(incarnation=verifier.incarnation, orders=orders)
+        yield "verify", verify, Case(name, told.SerializeToString(), method=STREAMS["verify"], values=values)
     biased = types_pb2.SequenceSampling(
         temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN, stop_token_ids=many, min_tokens=1
     )
     opening = draft_pb2.OpenContext(sequence=1, reserve_tokens=8, sampling=biased)
     command = draft_pb2.RoundsCommand(open=opening).SerializeToString()
-    yield "draft", Case("a law of a million ids", command, method=STREAMS["draft"])
+    yield "draft", rounds, Case("a law of a million ids", command, method=STREAMS["draft"], first=begun)
     order = draft_pb2.Order(order=1, sequence=many, epoch=many, round=many, committed_len=many, anchors=many)
     command = draft_pb2.RoundsCommand(order=order).SerializeToString()
-    yield "draft", Case("an order of a million", command, method=STREAMS["draft"], values=5 * MANY)
+    yield "draft", rounds, Case("an order of a million", command, method=STREAMS["draft"], values=5 * MANY, first=begun)
     chunk = features_pb2.FeatureChunk(rows=types_pb2.TensorChunk(dtype="float32", shape=[2**32 - 1, 2**32 - 1]))
     chunk.runs.extend([features_pb2.FeatureRun(sequence=1)] * 200_000)
-    yield "draft", Case("rows of 2^64", chunk.SerializeToString(), method="/dspark.wire.v1.Features/Push")
+    yield "draft", draft, Case("rows of 2^64", chunk.SerializeToString(), method="/dspark.wire.v1.Features/Push")
 
 
 def _measured(
@@ -195,7 +218,9 @@ def _peak(status: Path) -> int:
 def _grpc(channel: grpc.Channel, case: Case) -> bool:
     """Whether it was refused: by a status, or within a stream of rows by an event that says so."""
     try:
-        for event in channel.stream_stream(case.method)(iter([case.message]), timeout=20, metadata=case.metadata):
+        for event in channel.stream_stream(case.method)(
+            iter([*case.first, case.message]), timeout=20, metadata=case.metadata
+        ):
             if case.method.endswith("/Push"):
                 return bool(features_pb2.FeatureAck.FromString(event).refused)
     except grpc.RpcError as error:
