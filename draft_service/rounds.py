@@ -28,6 +28,7 @@ from dspark.runtime.wire_limits import KIB, MIB, Bounds, Read
 from dspark.runtime.worker import Worker, new_owner
 from dspark.types import Block, Cursor, EmptyReason, Refusal, RefusalReason, SamplingParams
 from dspark.wire import codec, cohorts, orders
+from dspark.wire.blocks import write_blocks
 from dspark.wire.v1 import draft_pb2, types_pb2
 
 log = structlog.get_logger("dspark.draft")
@@ -328,7 +329,7 @@ class Rounds:
         else:
             blocks = iter(drafted.blocks)
             made = [next(blocks) if isinstance(each, DraftItem) else each for each in asked]
-        fields: Any = cohorts.write_blocks(made, number, forward_ns=drafted.forward_ns, wait_ns=drafted.wait_ns)
+        fields: Any = write_blocks(made, number, forward_ns=drafted.forward_ns, wait_ns=drafted.wait_ns)
         self._say(draft_pb2.RoundsEvent(blocks=fields))
 
     def _watermark(self, cursor: Cursor) -> int:

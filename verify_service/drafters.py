@@ -17,8 +17,9 @@ from dspark.errors import PeerError
 from dspark.rounds.control import Admission, DrafterAt, Use
 from dspark.rounds.events import BlocksCame, DrafterEvent, DrafterLost, OrderRow, SendOrder, Told
 from dspark.runtime.worker import Worker
-from dspark.types import Block, Cursor, EmptyReason, RefusalReason, Rule
-from dspark.wire import codec, cohorts, orders
+from dspark.types import EmptyReason, RefusalReason, Rule
+from dspark.wire import codec, orders
+from dspark.wire.blocks import Blocks, read_blocks
 from dspark.wire.v1 import draft_pb2, types_pb2
 from verify_service.commands import read_sink
 from verify_service.drafter_stream import DrafterStream
@@ -47,6 +48,14 @@ class OutstandingOrder(NamedTuple):
     came: float = 0.0
     draft_s: float = 0.0  # device time of the drafter's pass
     version: str = ""  # of the drafter
+
+
+class HeldBlock(NamedTuple):
+    """One sequence's block: a row of what came for an order."""
+
+    order: int
+    row: int
+    blocks: Blocks
 
 
 @dataclass(slots=True)
@@ -83,7 +92,7 @@ class Drafters:
         self._bytes_sent = worker.metrics.bytes.labels(direction="sent", kind="features")
         self._known: dict[int, _KnownPeer] = {}
         self.orders: dict[int, OutstandingOrder] = {}  # the latest ones
-        self.blocks: dict[int, tuple[int, Block]] = {}  # by sequence: of which order, and what came
+        self.blocks: dict[int, HeldBlock] = {}  # by sequence: what came last
 
     # From the coordinator.
 
@@ -278,27 +287,27 @@ class Drafters:
             raise PeerError(f"blocks.order: {message.order} was not asked")
         if order.came:
             raise PeerError(f"blocks.order: {message.order} was answered")
-        cursors = [Cursor(each.sequence, each.epoch, each.round, each.committed_len) for each in order.rows]
-        blocks = cohorts.read_blocks(cursors, message, self._engine.target.vocab_size)
-        bad = self._bad(order.rows, blocks)
-        known.malformed = known.malformed + 1 if bad and len(bad) == len(blocks) else 0
+        blocks = read_blocks(len(order.rows), message, self._engine.target.vocab_size)
+        admitted = [self._of(each) for each in order.rows]
+        bad = self._bad(order.rows, admitted, blocks)
+        known.malformed = known.malformed + 1 if bad and len(bad) == len(order.rows) else 0
         if known.malformed >= MALFORMED_ORDERS:
             raise PeerError(f"blocks: those of {known.malformed} orders in a row cannot have been drafted")
-        for row in bad:
-            self._metrics.dropped.labels(kind="block", reason="malformed").inc()
-            blocks[row] = Block(cursors[row], empty_reason=EmptyReason.INVALID, watermark=blocks[row].watermark)
+        if bad:
+            self._metrics.dropped.labels(kind="block", reason="malformed").inc(len(bad))
+            blocks.spoil(bad)
         self._answered(message.order, order, message.forward_ns * 1e-9, known.version)
-        for asked, block in zip(order.rows, blocks, strict=True):
-            admission = self._admitted.get(asked.sequence)
-            held = self.blocks.get(asked.sequence, (0, None))
-            if admission is not None and admission.admit.epoch == asked.epoch and held[0] < message.order:
-                self.blocks[asked.sequence] = (message.order, block)
-        return BlocksCame(
-            message.order,
-            [block.confidence for block in blocks],
-            [block.watermark for block in blocks],
-            [_WHY[block.empty_reason] for block in blocks],
-        )
+        for row, (asked, admission) in enumerate(zip(order.rows, admitted, strict=True)):
+            held = self.blocks.get(asked.sequence)
+            if admission is not None and (held is None or held.order < message.order):
+                self.blocks[asked.sequence] = HeldBlock(message.order, row, blocks)
+        why = [_WHY[reason] for reason in blocks.empty_reasons]
+        return BlocksCame(message.order, blocks.confidences(), blocks.watermarks, why)
+
+    def _of(self, asked: OrderRow) -> Admission | None:
+        """Whose row that was, if it is here still."""
+        admission = self._admitted.get(asked.sequence)
+        return admission if admission is not None and admission.admit.epoch == asked.epoch else None
 
     def _answered(self, number: int, order: OutstandingOrder, draft_s: float, version: str) -> None:
         """Its times are told with the pass that its blocks are in, which comes soon or never."""
@@ -306,14 +315,11 @@ class Drafters:
         if len(self.orders) > MOST_ORDERS:
             del self.orders[next(at for at, each in self.orders.items() if each.came)]
 
-    def _bad(self, rows: Sequence[OrderRow], blocks: Sequence[Block]) -> set[int]:
-        """Blocks that cannot have been drafted as they were asked for. No honest one is among them, so that nothing of
+    def _bad(self, rows: Sequence[OrderRow], admitted: Sequence[Admission | None], blocks: Blocks) -> set[int]:
+        """Rows that cannot have been drafted as they were asked for. No honest one is among them, so that nothing of
         what was drafted decides whether it is used."""
-        coupled = []
-        for asked in rows:
-            admission = self._admitted.get(asked.sequence)
-            coupled.append(admission is not None and admission.law.rule is Rule.COUPLED)
-        too_long = [row for row, asked in enumerate(rows) if len(blocks[row].token_ids) > asked.slots]
+        coupled = [None if each is None else each.law.rule is Rule.COUPLED for each in admitted]
+        too_long = [row for row, asked in enumerate(rows) if blocks.lengths[row] > asked.slots]
         return {*too_long, *unsound(blocks, coupled, self._engine.target.vocab_size)}
 
 

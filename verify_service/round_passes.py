@@ -100,11 +100,11 @@ class RoundPasses:
             ids: tuple[int, ...] = ()
             q, version = NO_Q, ""
             if row.prefix:
-                order, block = blocks[row.sequence]
-                if order != row.order:
-                    raise RuntimeError(f"order {row.order} is to be judged, and {order} is here")
-                ids, q = block.token_ids[: row.prefix], block.q.prefix(row.prefix)
-                version = "" if self._admitted[row.sequence].repeatable else orders[order].version
+                block = blocks[row.sequence]
+                if block.order != row.order:
+                    raise RuntimeError(f"order {row.order} is to be judged, and {block.order} is here")
+                ids, q = block.blocks.drafted(block.row, row.prefix)
+                version = "" if self._admitted[row.sequence].repeatable else orders[row.order].version
             items.append(VerifyItem(cursor, sequence.anchor, ids, q, version, checked=True))
         of = {row.order for row in run.rows if row.order}
         cohort = self._rounds.plan.cohort(run.rows[0].sequence)

@@ -151,29 +151,33 @@ class SyntheticStep:
         return seconds
 
     def commit(self, executed: SyntheticExecuted) -> Stepped:
-        batch = executed.prepared
+        batch, states = executed.prepared, self._holdings.states
         outcomes: list[Verdict | Refusal] = []
+        grown: list[tuple[CachedSequence, Sequence[int]]] = []
         for item, state, said in zip(batch.items, batch.states, batch.said, strict=True):
-            if not self._there(state):
+            if states.get(state.sequence) is not state:
                 outcomes.append(unknown(item.cursor))
                 continue
-            self._commit(state, said)
+            grown.append((state, said))
             state.round = item.cursor.round
-            outcomes.append(Verdict(item.cursor, len(said) - 1, said[-1], state.cached, len(item.draft_ids)))
-        for chunk in batch.chunks:
-            if self._there(chunk.state):
-                self._commit(chunk.state, chunk.token_ids)
+            drafted = len(item.draft_ids)
+            outcomes.append(Verdict(item.cursor, len(said) - 1, said[-1], state.cached + len(said), drafted))
+        grown += [(each.state, each.token_ids) for each in batch.chunks if states.get(each.state.sequence) is each.state]
+        self._commit(grown)
         return Stepped(outcomes, sum(1 + len(item.draft_ids) for item in batch.items))
 
-    def _there(self, state: CachedSequence) -> bool:
-        return self._holdings.states.get(state.sequence) is state
-
-    def _commit(self, state: CachedSequence, token_ids: Sequence[int]) -> None:
-        start = state.cached
-        state.token_ids.extend(token_ids)
-        state.cached += len(token_ids)
-        if state.keep_features:
-            self._store.put(self._holdings.slots(state, start, state.cached), state.token_ids[0])
+    def _commit(self, grown: Sequence[tuple[CachedSequence, Sequence[int]]]) -> None:
+        """Tokens behind those that are there, and rows of all of them at once."""
+        runs, firsts = list[tuple[CachedSequence, int, int]](), list[int]()
+        for state, token_ids in grown:
+            count = len(token_ids)
+            state.token_ids.extend(token_ids)
+            if state.keep_features:
+                runs.append((state, state.cached, count))
+                firsts += [state.token_ids[0]] * count
+            state.cached += count
+        if runs:
+            self._store.put(self._holdings.where(runs), np.array(firsts, np.int64))
 
     def take_near_ties(self) -> int:
         return 0

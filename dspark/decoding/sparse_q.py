@@ -25,7 +25,7 @@ def validate_q(
         return f"q_ids: an id is not below the vocabulary size {vocab}"
     if not probs.min() >= 0:  # NaN is not
         return f"q_probs: a probability is {'negative' if np.isfinite(probs).all() else 'not finite'}"
-    sums = probs.sum(axis=1, dtype=np.float64)
+    sums = np.einsum("ij->i", probs, dtype=np.float64)
     worst = max(1.0 - float(sums.min()), float(sums.max()) - 1.0)
     if worst == np.inf:
         return "q_probs: a probability is not finite"
@@ -34,7 +34,7 @@ def validate_q(
     ranked = np.sort(ids, axis=1)
     if (ranked[:, 1:] == ranked[:, :-1]).any():
         return "q_ids: an id appears twice in a slot"
-    drafted = np.asarray(draft_ids, np.int64)[:, None]
+    drafted = np.asarray(draft_ids, np.int64).astype(ids.dtype)[:, None]  # compared without a copy of all ids
     if np.count_nonzero((ids == drafted) & (probs > 0)) < slots:  # at most once in each
         return "draft_ids: a drafted token is outside the support of its q"
     return None

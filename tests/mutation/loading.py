@@ -9,7 +9,6 @@ CHECKPOINT = (f"{M}test_checkpoint.py",)
 HOSTILE = (f"{M}test_hostile_checkpoints.py",)
 TARGET = (f"{M}test_target.py",)
 CODEC = ("tests/unit/wire/test_codec.py",)
-COHORTS = ("tests/unit/wire/test_cohorts.py",)
 ACCEPTANCE = ("tests/unit/decoding/test_acceptance.py",)
 
 LOADING = [

@@ -85,7 +85,7 @@ STREAMS: list[Mutant] = [
         ),
         (
             "blocks of an earlier order take a later one's place",
-            " and held[0] < message.order:",
+            " and (held is None or held.order < message.order):",
             ":",
             (f"{B}blocks_answer_the_order_that_they_name",),
         ),

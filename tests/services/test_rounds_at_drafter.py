@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 import pytest
 import yaml
+from columns import rows_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from workers import until
 
@@ -29,7 +30,8 @@ from dspark.runtime.identity import write_token
 from dspark.synthetic.law import SyntheticLaw
 from dspark.synthetic.rows import DTYPE, SyntheticRows, row_values
 from dspark.types import Block, Cursor, EmptyReason, RefusalReason, SamplingParams
-from dspark.wire import codec, cohorts, orders
+from dspark.wire import codec, orders
+from dspark.wire.blocks import read_blocks
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc, types_pb2
 
 pytestmark = pytest.mark.services
@@ -129,7 +131,7 @@ class RoundsCall:
         blocks = (await self.hear()).blocks
         assert blocks.order == number
         cursors = [Cursor(each.sequence, each.epoch, each.round, each.committed_len) for each in rows]
-        return cohorts.read_blocks(cursors, blocks, VOCAB)
+        return rows_of(read_blocks(len(rows), blocks, VOCAB), cursors)
 
 
 def row(sequence: int, committed_len: int, *, have: int = 0, epoch: int = 1, slots: int = BLOCK) -> OrderRow:
