@@ -42,7 +42,7 @@ class BareDrafter(draft_pb2_grpc.DraftServicer):
                 missing -= _rows(command.rows.features)
             if order is not None and not missing:
                 time.sleep(self._draft_s)
-                yield draft_pb2.RoundsEvent(blocks=_blocks(order.number, len(order.cursors)))
+                yield draft_pb2.RoundsEvent(blocks=_blocks(order.number, len(order.sequences)))
 
 
 def _rows(features: types_pb2.TensorChunk) -> int:

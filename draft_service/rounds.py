@@ -65,27 +65,26 @@ class _Arriving:
         self.order = order
         self._numbers = numbers  # of the contexts here
         self._row = self._within = 0  # the sequence whose rows come next, and how many of its came
-        self._came = 0  # rows in all
         self.missing = sum(order.rows)
 
     def take(self, rows: Any) -> list[RowRun]:
         """The next rows [r, H] of the order, cut by sequence. Raises PeerError for more than there are to come."""
-        if len(rows) > self.missing:
-            raise PeerError(f"rows.features: {len(rows)} rows where {self.missing} are to come")
+        order, row, within, count = self.order, self._row, self._within, len(rows)
+        if count > self.missing:
+            raise PeerError(f"rows.features: {count} rows where {self.missing} are to come")
         runs: list[RowRun] = []
-        at = 0
-        while at < len(rows):
-            order, row = self.order, self._row
-            more = min(order.rows[row] - self._within, len(rows) - at)
-            if more:
-                cursor, first = order.cursors[row], self._came
-                start = cursor.committed_len - 1 - order.rows[row] + self._within
-                ids = order.token_ids[first : first + more]
-                runs.append(RowRun(self._numbers[row], cursor.epoch, start, rows[at : at + more], ids))
-                at, self._within, self._came = at + more, self._within + more, self._came + more
-            if self._within == order.rows[row]:
-                self._row, self._within = row + 1, 0
-        self.missing -= len(rows)
+        at, first = 0, len(order.token_ids) - self.missing
+        while at < count:
+            own = order.rows[row]
+            stop = min(at + own - within, count)
+            if stop > at:
+                start = order.committed_lens[row] - 1 - own + within
+                ids = order.token_ids[first + at : first + stop]
+                runs.append(RowRun(self._numbers[row], order.epochs[row], start, rows[at:stop], ids))
+                at, within = stop, within + stop - at
+            if within == own:
+                row, within = row + 1, 0
+        self._row, self._within, self.missing = row, within, self.missing - count
         return runs
 
 
@@ -272,7 +271,7 @@ class Rounds:
         self._last = order.number
         verifier = self._verifier
         assert verifier is not None
-        numbers = [self._keys.find(verifier, cursor.sequence) for cursor in order.cursors]
+        numbers = [self._keys.find(verifier, sequence) for sequence in order.sequences]
         self._arriving = _Arriving(order, numbers)
         if message.HasField("features"):
             self._rows_came(message.features)
@@ -301,17 +300,19 @@ class Rounds:
         self._arriving = None
         order = arriving.order
         asked: list[DraftItem | Block] = []
-        for cursor, anchor, slots in zip(order.cursors, order.anchors, order.slots, strict=True):
-            known = self._laws.get((cursor.sequence, cursor.epoch))
+        able: list[DraftItem] = []
+        cursors = map(Cursor, order.sequences, order.epochs, order.rounds, order.committed_lens)
+        for cursor, anchor, slots in zip(cursors, order.anchors, order.slots, strict=True):
+            known = self._laws.get(cursor[:2])
             if known is None:
                 asked.append(Block(cursor, empty_reason=EmptyReason.UNKNOWN_SEQUENCE))
-            else:
-                here = Cursor(known[0], cursor.epoch, cursor.round, cursor.committed_len)
-                asked.append(DraftItem(here, anchor, cursor.committed_len - 1, known[1], slots))
+                continue
+            here = Cursor(known[0], cursor.epoch, cursor.round, cursor.committed_len)
+            able.append(DraftItem(here, anchor, cursor.committed_len - 1, known[1], slots))
+            asked.append(able[-1])
         received = sum(order.rows)
         if received:
             self._metrics.feature_rows.labels(direction="received").inc(received)
-        able = [each for each in asked if isinstance(each, DraftItem)]
         self._open += 1
         self._drafting.ask(self._owner, able, partial(self._drafted, order.number, asked))
 

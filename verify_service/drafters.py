@@ -34,7 +34,6 @@ PAUSE_S = 1.0  # after a stream broke, before the same drafter is tried again
 KEEP_S = 10.0  # between two lists of the contexts that are wanted
 GREETING_S = 5.0  # a drafter that has not answered by then is lost
 MOST_ORDERS = 256  # that are out, or whose times are remembered
-LEAVE_S = 0.002  # at most, for orders to leave
 MALFORMED_ORDERS = 3  # in a row, after which a drafter is let go; its coordinator says when it is tried again
 MAX_VERSION = 256  # characters
 
@@ -151,13 +150,10 @@ class Drafters:
             self._bytes_sent.inc(len(kept.features.data))
         return []
 
-    def let_leave(self) -> None:
-        """Waits a moment for orders to be on their way: whoever does much else now would be in their way."""
-        until = time.monotonic() + LEAVE_S
-        while any(each.stream is not None and each.stream.leaving for each in self._known.values()):
-            if time.monotonic() >= until:
-                break
-            time.sleep(LEAVE_S / 20)
+    @property
+    def leaving(self) -> bool:
+        """Whether an order is still on its way out of this process."""
+        return any(each.stream is not None and each.stream.leaving for each in self._known.values())
 
     def let_go(self, drafter: int) -> None:
         """The loop has given it up."""

@@ -28,7 +28,8 @@ class _Table:
     pages: list[int] = field(default_factory=list)
     in_row: bool = True
     wish: tuple[int, int] = (0, 0)  # pages first .. last - 1 it would like to grow into
-    slots: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    slots: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # made once they are no row
+    numbered: int = 0  # pages that are in `slots`
 
 
 class KVBlockPool:
@@ -55,6 +56,10 @@ class KVBlockPool:
     def missing(self, key: Hashable, tokens: int) -> int:
         """Pages the sequence would have to be given to hold so many tokens."""
         return max(self.pages_for(tokens) - len(self._tables[key].pages), 0)
+
+    def room(self, key: Hashable) -> int:
+        """Tokens that the sequence's pages hold."""
+        return len(self._tables[key].pages) * self.page_size
 
     def holders(self, page: int) -> int:
         return int(self._holders[page])
@@ -94,7 +99,8 @@ class KVBlockPool:
         while len(taken) < need and ((first <= page < last and self._holders[page] == 0) or self._is_open(page)):
             taken.append(page)
             page += 1
-        self._holders[taken] = 1
+        for page in taken:
+            self._holders[page] = 1
         if len(taken) < need:
             more = self._elsewhere(need - len(taken))
             self._holders[more] = 1
@@ -111,6 +117,7 @@ class KVBlockPool:
         if table.in_row:
             first = table.pages[0] * self.page_size if table.pages else 0
             return range(first + start, first + stop)
+        self._number(table)
         return table.slots[start:stop]
 
     def release(self, key: Hashable) -> int:
@@ -181,17 +188,22 @@ class KVBlockPool:
         return taken
 
     def _give(self, table: _Table, pages: Sequence[int]) -> None:
-        before = len(table.pages)
         for page in pages:
             table.in_row &= not table.pages or page == table.pages[-1] + 1
             table.pages.append(page)
-        have = len(table.pages) * self.page_size
+
+    def _number(self, table: _Table) -> None:
+        """The slots of pages that came since they were asked for last."""
+        before, have = table.numbered * self.page_size, len(table.pages) * self.page_size
+        if before == have:
+            return
         if len(table.slots) < have:
             grown = np.empty(max(have, 2 * len(table.slots)), np.int64)
-            grown[: before * self.page_size] = table.slots[: before * self.page_size]
+            grown[:before] = table.slots[:before]
             table.slots = grown
-        new = np.asarray(table.pages[before:], np.int64)[:, None] * self.page_size + np.arange(self.page_size)
-        table.slots[before * self.page_size : have] = new.ravel()
+        new = np.asarray(table.pages[table.numbered :], np.int64)[:, None] * self.page_size + np.arange(self.page_size)
+        table.slots[before:have] = new.ravel()
+        table.numbered = len(table.pages)
 
 
 def _runs(free: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

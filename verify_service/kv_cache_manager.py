@@ -146,7 +146,7 @@ class KVCacheManager:
 
     def grow_within(self, state: CachedSequence, least: int, more: int) -> int | None:
         """Room for `least` tokens and as many of `more` as there are pages for; how many of those, None without any."""
-        if self.grow(state, least + more):
+        if self.pool.room(state.sequence) >= least + more or self.grow(state, least + more):
             return more
         size = self.pool.page_size
         missing = self.pool.missing(state.sequence, least + more)
@@ -189,15 +189,14 @@ class KVCacheManager:
     def kept_rows(self, asked: Sequence[OrderRow]) -> KeptRows:
         """Kept rows of several sequences, gathered at once."""
         counts, token_ids, runs = [], list[int](), []
-        for each in asked:
-            state, start = self.states.get(each.sequence), each.first_row
-            count = 0
-            if self.store is not None and state is not None and state.epoch == each.epoch and state.keep_features:
-                count = max(min(each.committed_len - 1, state.cached) - start, 0)
+        for sequence, epoch, _, committed_len, _, _, start in asked:
+            state, count = self.states.get(sequence), 0
+            if self.store is not None and state is not None and state.epoch == epoch and state.keep_features:
+                count = max(min(committed_len - 1, state.cached) - start, 0)
+                if count:
+                    token_ids += state.token_ids[start : start + count]
+                    runs.append((state, start, count))
             counts.append(count)
-            if count and state is not None:
-                token_ids += state.token_ids[start : start + count]
-                runs.append((state, start, count))
         if not runs or self.store is None:
             return KeptRows(counts, [], None)
         return KeptRows(counts, token_ids, self.store.packed(self.where(runs)))

@@ -52,6 +52,7 @@ from verify_service.row_feeds import RowFeeds
 log = structlog.get_logger("dspark.rounds")
 
 ENDS_S, LOOK_S = 10.0, 0.002  # for passes to end that a stream leaves behind, and between looks
+LEAVE_S, LOOK_LEAVE_S = 0.004, 0.001  # that news wait for orders to leave at most, and between looks
 
 Came = Callable[[], Iterable[Told | Plan]]  # on the device thread: what the loop is told of something that came
 
@@ -103,7 +104,7 @@ class RoundDriver:
         self._admitted: dict[int, Admission] = {}
         self._more: list[Told | Plan] = []  # what carrying out brought
         self._up: list[Up | _Unsaid] = []
-        self._saying = False
+        self._saying, self._say_by = False, 0.0
         self._began: dict[int, Began] = {}  # prompts that the loop is being told of
         self._last_pass = 0.0
         config = self._engine.config
@@ -296,12 +297,17 @@ class RoundDriver:
                 break
             told, self._more = self._more, []
         if self._up and not self._saying:
-            self._saying = True
-            self._worker.device.post(partial(self._surely, self._say_news), self._events, computes=False)
+            self._saying, self._say_by = True, time.monotonic() + LEAVE_S
+            self._post_news()
+
+    def _post_news(self) -> None:
+        self._worker.device.post(partial(self._surely, self._say_news), self._events, computes=False)
 
     def _say_news(self) -> None:
+        if self._drafters.leaving and time.monotonic() < self._say_by:  # much else now would be in its way
+            self._events.call_soon_threadsafe(self._events.call_later, LOOK_LEAVE_S, self._post_news)
+            return
         self._saying = False
-        self._drafters.let_leave()
         up = [each.made() if isinstance(each, _Unsaid) else each for each in self._up]
         self._up.clear()
         self._events.call_soon_threadsafe(self._tell_up, up)

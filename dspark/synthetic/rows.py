@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from dspark.errors import PeerError
 from dspark.synthetic.law import Ints
+from dspark.wire.finite import finite
 from dspark.wire.v1 import types_pb2
 
 DTYPE = "bfloat16"
-_EXPONENT = np.uint16(0x7F80)
 
 Values = npt.NDArray[np.uint16]  # bits of bfloat16: nobody computes with them
 
@@ -60,7 +60,7 @@ def read_rows(chunk: types_pb2.TensorChunk, *, width: int, max_rows: int) -> Val
     if len(data) != shape[0] * width * 2:
         raise PeerError(f"rows.data: {len(data)} bytes, expected {shape[0] * width * 2}")
     values: Values = np.frombuffer(data, "<u2").reshape(shape)
-    if ((values & _EXPONENT) == _EXPONENT).any():  # infinity or NaN
+    if not finite(DTYPE, values):
         raise PeerError("rows.data: a value is not finite")
     return values
 

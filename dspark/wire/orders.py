@@ -6,14 +6,16 @@ Columns, and whatever does not fit breaks the protocol: PeerError names the fiel
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import ge
 from typing import Any, NamedTuple
 
 from dspark.errors import PeerError
 from dspark.rounds.events import OrderRow
-from dspark.types import Cursor
 from dspark.wire.cohorts import MAX_ROWS, MAX_SLOTS, fit
 from dspark.wire.v1 import draft_pb2
 
+# Fields of the message, in the order of those of an `OrderRow`; the last one is told by the number of rows.
+_COLUMNS = ("sequence", "epoch", "round", "committed_len", "anchors", "slots", "first_row")
 PART = 256 << 10  # bytes of rows in one message, unless one row has more
 MAX_FEATURE_ROWS = 1 << 16  # of one order
 
@@ -31,7 +33,10 @@ class Order(NamedTuple):
     """One round of a cohort. Columns of n values but for `token_ids`."""
 
     number: int
-    cursors: list[Cursor]
+    sequences: list[int]
+    epochs: list[int]
+    rounds: list[int]
+    committed_lens: list[int]
     anchors: list[int]
     slots: list[int]
     rows: list[int]  # feature rows that come along, the last at position committed_len - 2
@@ -50,18 +55,9 @@ def write_order(
     Built from plain values: a message that is put into another one is copied, rows and all.
     """
     first, *rest = _parts(features)
-    order: dict[str, Any] = {
-        "order": number,
-        "sequence": [each.sequence for each in asked],
-        "epoch": [each.epoch for each in asked],
-        "round": [each.round for each in asked],
-        "committed_len": [each.committed_len for each in asked],
-        "anchors": [each.anchor for each in asked],
-        "slots": [each.slots for each in asked],
-        "rows": rows,
-        "token_ids": token_ids,
-        "features": first,
-    }
+    columns = dict(zip(_COLUMNS, zip(*asked, strict=True), strict=True))
+    order: dict[str, Any] = {"order": number, **columns, "rows": rows, "token_ids": token_ids, "features": first}
+    del order["first_row"]
     yield draft_pb2.RoundsCommand(order=order)
     for part in rest:
         yield draft_pb2.RoundsCommand(rows={"order": number, "features": part})
@@ -96,7 +92,7 @@ def read_order(message: draft_pb2.Order) -> Order:
     fit(count, of="order.", anchors=anchors, slots=slots, rows=rows)
     if min(slots) < 1 or max(slots) > MAX_SLOTS:
         raise PeerError(f"order.slots: {min(slots)} to {max(slots)} are not in 1..{MAX_SLOTS}")
-    if any(own >= length for own, length in zip(rows, lengths, strict=True)):
+    if any(map(ge, rows, lengths)):
         raise PeerError("order.rows: more than there are positions before the anchor")
     total = sum(rows)
     if total > MAX_FEATURE_ROWS:
@@ -107,5 +103,4 @@ def read_order(message: draft_pb2.Order) -> Order:
     sequences = message.sequence[:]
     if len(set(sequences)) < count:
         raise PeerError("order.sequence: one comes twice")
-    cursors = list(map(Cursor, sequences, epochs, rounds, lengths))
-    return Order(message.order, cursors, anchors, slots, rows, message.token_ids[:])
+    return Order(message.order, sequences, epochs, rounds, lengths, anchors, slots, rows, message.token_ids[:])

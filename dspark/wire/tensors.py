@@ -12,12 +12,11 @@ import numpy as np
 import torch
 
 from dspark.errors import PeerError
+from dspark.wire.finite import finite
 from dspark.wire.v1 import types_pb2
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-# All exponent bits, and the unsigned integers they are looked for in: cheaper than a torch operation for a few rows.
-_EXPONENT = {torch.bfloat16: (0x7F80, "<u2"), torch.float16: (0x7C00, "<u2"), torch.float32: (0x7F800000, "<u4")}
 
 
 FP8 = "float8_e4m3"
@@ -73,8 +72,7 @@ def read_tensor(chunk: types_pb2.TensorChunk, *, width: int, max_rows: int) -> t
         return _read_fp8(data, width)
     if not data:
         return torch.empty(shape, dtype=dtype)
-    exponent, unsigned = _EXPONENT[dtype]
-    if ((np.frombuffer(data, unsigned) & exponent) == exponent).any():  # infinity or NaN
+    if not finite(chunk.dtype, np.frombuffer(data, f"<u{dtype.itemsize}")):
         raise PeerError("rows.data: a value is not finite")
     return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
 

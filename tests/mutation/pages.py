@@ -52,8 +52,8 @@ PAGES = [
         ),
         (
             "slots of a table that grows are forgotten",
-            "grown[: before * self.page_size] = table.slots[: before * self.page_size]",
-            "grown[: before * self.page_size] = 0",
+            "grown[:before] = table.slots[:before]",
+            "grown[:before] = 0",
             POOL,
         ),
         (

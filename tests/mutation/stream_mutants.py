@@ -118,8 +118,8 @@ STREAMS: list[Mutant] = [
         "verify_service/kv_cache_manager.py",
         (
             "rows of an order are a position late",
-            "min(each.committed_len - 1, state.cached)",
-            "min(each.committed_len - 2, state.cached)",
+            "min(committed_len - 1, state.cached)",
+            "min(committed_len - 2, state.cached)",
             ANSWERS,
         ),
     ),
@@ -224,8 +224,8 @@ STREAMS: list[Mutant] = [
         ),
         (
             "rows of an order stand a position late",
-            "start = cursor.committed_len - 1 - order.rows[row] + self._within",
-            "start = cursor.committed_len - order.rows[row] + self._within",
+            "start = order.committed_lens[row] - 1 - own + within",
+            "start = order.committed_lens[row] - own + within",
             ONE_MESSAGE,
         ),
         (

@@ -246,7 +246,8 @@ def test_rows_travel_with_their_order_and_in_parts_behind_it() -> None:
     first, *rest = orders.write_order(4, asked, counts, ids, features)
     order = orders.read_order(draft_pb2.Order.FromString(first.order.SerializeToString()))
     assert (order.number, order.rows, order.token_ids) == (4, counts, ids)
-    assert [cursor[:] for cursor in order.cursors] == [(1, 0, 3, 201), (2, 1, 0, 5)]
+    assert (order.sequences, order.epochs) == ([1, 2], [0, 1])
+    assert (order.rounds, order.committed_lens) == ([3, 0], [201, 5])
     assert (order.anchors, order.slots) == ([9, 8], [5, 2])
     parts = [first.order.features, *(message.rows.features for message in rest)]
     assert len(parts) == 7
