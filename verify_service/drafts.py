@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from dspark.decoding.sparse_q import validate_q
 from dspark.types import SparseQ
 from dspark.wire.blocks import Blocks

@@ -162,7 +162,9 @@ class SyntheticStep:
             state.round = item.cursor.round
             drafted = len(item.draft_ids)
             outcomes.append(Verdict(item.cursor, len(said) - 1, said[-1], state.cached + len(said), drafted))
-        grown += [(each.state, each.token_ids) for each in batch.chunks if states.get(each.state.sequence) is each.state]
+        grown += [
+            (each.state, each.token_ids) for each in batch.chunks if states.get(each.state.sequence) is each.state
+        ]
         self._commit(grown)
         return Stepped(outcomes, sum(1 + len(item.draft_ids) for item in batch.items))
 

@@ -59,19 +59,19 @@ class Blocks:
 
 def write_blocks(blocks: Sequence[Block], order: int, *, forward_ns: int = 0, wait_ns: int = 0) -> dict[str, Any]:
     """The fields of a draft_pb2.Blocks, for whoever makes the event: a message inside another is copied, q and all."""
-    return dict(
-        lengths=[len(block.token_ids) for block in blocks],
-        token_ids=chain.from_iterable([block.token_ids for block in blocks]),
-        confidence=chain.from_iterable([block.confidence for block in blocks]),
-        empty_reasons=[block.empty_reason for block in blocks],
-        watermarks=[block.watermark for block in blocks],
-        forward_ns=forward_ns,
-        order=order,
-        wait_ns=wait_ns,
-        q_entries=[block.q.entries for block in blocks],
-        q_ids=b"".join([block.q.ids for block in blocks]),
-        q_probs=b"".join([block.q.probs for block in blocks]),
-    )
+    return {
+        "lengths": [len(block.token_ids) for block in blocks],
+        "token_ids": chain.from_iterable([block.token_ids for block in blocks]),
+        "confidence": chain.from_iterable([block.confidence for block in blocks]),
+        "empty_reasons": [block.empty_reason for block in blocks],
+        "watermarks": [block.watermark for block in blocks],
+        "forward_ns": forward_ns,
+        "order": order,
+        "wait_ns": wait_ns,
+        "q_entries": [block.q.entries for block in blocks],
+        "q_ids": b"".join([block.q.ids for block in blocks]),
+        "q_probs": b"".join([block.q.probs for block in blocks]),
+    }
 
 
 def read_blocks(count: int, message: draft_pb2.Blocks, vocab_size: int) -> Blocks:

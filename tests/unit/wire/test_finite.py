@@ -1,4 +1,4 @@
-"""Infinities and NaN found by their bits: of every value that sixteen bits can be, and of the upper half of wider ones."""
+"""Infinities and NaN found by their bits, of every value that sixteen bits can be."""
 
 from __future__ import annotations
 
