@@ -18,7 +18,7 @@ from benchmarks.bare_lane import quiet, running_lane
 from benchmarks.row import Row, note
 from benchmarks.synthetic_cell import FLAT, SyntheticWorkers
 
-BAR = 30_000.0
+WITH_DRAFTS, PLAIN = 100_000.0, 60_000.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,17 +32,18 @@ def main(argv: list[str] | None = None) -> int:
     quiet()
     windows, seconds = (3, 1.5) if args.quick else (7, 3.0)
     value: dict[str, object] = {"sequences": args.sequences}
+    rate: dict[str, int] = {}
     with SyntheticWorkers(FLAT, room=2 * args.sequences) as workers:
         for policy in (args.policy, "off"):
             profile = args.profile if policy != "off" else None
             rates, per_round = asyncio.run(_measure(workers, policy, args, windows, seconds, profile))
-            value[policy] = round(statistics.median(rates))
+            rate[policy] = round(statistics.median(rates))
             note(f"{policy}: {[round(rate) for rate in rates]} tokens per CPU second, {per_round:.2f} tokens a round")
             if policy != "off":
                 value["tokens_per_round"] = round(per_round, 2)
-    held = value[args.policy]
-    bar = f"at least {BAR:.0f} committed tokens per CPU second of the lane process"
-    return Row("B6", "lane rate", value, bar, isinstance(held, int) and held >= BAR).show(as_json=args.json)
+    bar = f"committed tokens per CPU second of the lane process, at least {WITH_DRAFTS:.0f}; {PLAIN:.0f} plain"
+    holds = rate[args.policy] >= WITH_DRAFTS and rate["off"] >= PLAIN
+    return Row("B6", "lane rate", value | rate, bar, holds).show(as_json=args.json)
 
 
 async def _measure(
