@@ -28,7 +28,8 @@ REACH_S = 1.0  # to reach it, before rounds go where everything else goes
 
 
 class DrafterStream:
-    """came: every event; lost: why nothing more comes, once. Both are called on a thread of the stream."""
+    """came: every event; lost: why nothing more comes, once; left: nothing is on its way out any more. All are called on
+    a thread of the stream."""
 
     def __init__(
         self,
@@ -39,9 +40,10 @@ class DrafterStream:
         tls: Tls | None,
         came: Callable[[draft_pb2.RoundsEvent], None],
         lost: Callable[[str], None],
+        left: Callable[[], None] = lambda: None,
     ) -> None:
         self._endpoint, self._metadata, self._tls = endpoint, auth_metadata(token), tls
-        self._came, self._lost = came, lost
+        self._came, self._lost, self._all_left = came, lost, left
         self._unsent: queue.SimpleQueue[draft_pb2.RoundsCommand | None] = queue.SimpleQueue()
         self._put = self._left = 0  # messages
         self._closed = False
@@ -66,6 +68,8 @@ class DrafterStream:
         while (command := self._unsent.get()) is not None:
             yield command
             self._left += 1  # gRPC comes for the next one when this one has left
+            if not self.leaving:
+                self._all_left()
 
     def close(self) -> None:
         """Ends the stream; the drafter frees what was opened through it."""

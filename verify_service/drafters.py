@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -72,7 +72,7 @@ class _KnownPeer:
 
 class Drafters:
     """tell: runs something in a turn of the device, whose result is fed to the loop, and `tell_here` on the calling
-    thread; admitted: by sequence."""
+    thread; admitted: by sequence; left: called on any thread when a stream has nothing left to send."""
 
     def __init__(
         self,
@@ -82,11 +82,12 @@ class Drafters:
         tell: Callable[[Callable[[], Iterable[Told]]], None],
         tell_here: Callable[[Callable[[], Iterable[Told]]], None],
         say: Callable[[DrafterEvent], None],
+        left: Callable[[], None],
     ) -> None:
         self._engine, self._feeds, self._security = worker.engine, feeds, worker.security
         self._incarnation, self._metrics = worker.incarnation, worker.metrics
         self._admitted, self._say = admitted, say
-        self._tell, self._tell_here = tell, tell_here
+        self._tell, self._tell_here, self._left = tell, tell_here, left
         self._rows_sent = worker.metrics.feature_rows.labels(direction="sent")
         self._bytes_sent = worker.metrics.bytes.labels(direction="sent", kind="features")
         self._known: dict[int, _KnownPeer] = {}
@@ -219,9 +220,8 @@ class Drafters:
 
             security, endpoint = self._security, known.sink.endpoint
             try:
-                mine.append(
-                    DrafterStream(endpoint, hello, token=security.token, tls=security.tls, came=came, lost=lost)
-                )
+                access: dict[str, Any] = {"token": security.token, "tls": security.tls}
+                mine.append(DrafterStream(endpoint, hello, came=came, lost=lost, left=self._left, **access))
             except Exception as error:  # a file of certificates that cannot be read, no thread: it is tried again
                 log.warning("drafter.unreachable", drafter=drafter, endpoint=endpoint, exc_info=error)
                 known.broke = now

@@ -52,7 +52,7 @@ from verify_service.row_feeds import RowFeeds
 log = structlog.get_logger("dspark.rounds")
 
 ENDS_S, LOOK_S = 10.0, 0.002  # for passes to end that a stream leaves behind, and between looks
-LEAVE_S, LOOK_LEAVE_S = 0.004, 0.001  # that news wait for orders to leave at most, and between looks
+LEAVE_S = 0.004  # after which news wait no longer than to the next turn for orders to leave
 
 Came = Callable[[], Iterable[Told | Plan]]  # on the device thread: what the loop is told of something that came
 
@@ -104,7 +104,8 @@ class RoundDriver:
         self._admitted: dict[int, Admission] = {}
         self._more: list[Told | Plan] = []  # what carrying out brought
         self._up: list[Up | _Unsaid] = []
-        self._saying, self._say_by = False, 0.0
+        self._saying = self._held_back = False  # whether news are about to be said, and wait for orders to leave
+        self._say_by = 0.0
         self._began: dict[int, Began] = {}  # prompts that the loop is being told of
         self._last_pass = 0.0
         config = self._engine.config
@@ -112,7 +113,8 @@ class RoundDriver:
         self.rounds = RoundLoop(_Cache(self._engine, self._freed), waits)
         self._prompts = Prompts(self._engine, owner, self._wake)
         self._feeds = RowFeeds(self._engine, push, self._events, self.tell)
-        self._drafters = Drafters(worker, self._feeds, self._admitted, self.tell, self.tell_here, self._up.append)
+        hooks = (self.tell, self.tell_here, self._up.append, self._orders_left)
+        self._drafters = Drafters(worker, self._feeds, self._admitted, *hooks)
         self._passes = RoundPasses(self._engine, self.rounds, self._drafters, self._admitted, worker.metrics)
         self._carry: dict[type, Callable[[Any], None]] = {
             Prefill: self._prefill,
@@ -299,15 +301,24 @@ class RoundDriver:
         if self._up and not self._saying:
             self._saying, self._say_by = True, time.monotonic() + LEAVE_S
             self._post_news()
+        elif self._held_back and time.monotonic() >= self._say_by:
+            self._post_news()
 
     def _post_news(self) -> None:
         self._worker.device.post(partial(self._surely, self._say_news), self._events, computes=False)
 
+    def _orders_left(self) -> None:
+        """On a thread of a drafter's stream."""
+        if self._held_back:
+            self._post_news()
+
     def _say_news(self) -> None:
-        if self._drafters.leaving and time.monotonic() < self._say_by:  # much else now would be in its way
-            self._events.call_soon_threadsafe(self._events.call_later, LOOK_LEAVE_S, self._post_news)
-            return
-        self._saying = False
+        if not self._saying:
+            return  # it was said in the meantime
+        self._held_back = True
+        if self._drafters.leaving and time.monotonic() < self._say_by:
+            return  # much else now would be in the way of orders: again when they have left, or in a later turn
+        self._saying = self._held_back = False
         up = [each.made() if isinstance(each, _Unsaid) else each for each in self._up]
         self._up.clear()
         self._events.call_soon_threadsafe(self._tell_up, up)
