@@ -35,21 +35,25 @@ from dspark.rounds.control import Down, Listener, Up
 from dspark.rounds.orders import Waits
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
-from dspark.synthetic.spec import read_spec
+from dspark.synthetic.spec import SyntheticSpec, read_spec
 from dspark.types import SamplingParams
 
 T = TypeVar("T")
 P = ParamSpec("P")
 SLOTS = 4
-COSTS = read_spec(
-    {
-        "verify": {"tokens": [1, 101], "ms": [10, 20], "prefill_ms": 0.05},
-        "draft": {"sequences": [1], "ms": [1]},
-        "domains": {"all": {"accept": [0.9, 0.8, 0.8, 0.7]}},
-        "vocabulary": VOCAB,
-        "context_length": 4096,
-    }
-)
+
+
+def costs(draft_ms: float = 1) -> SyntheticSpec:
+    """Of passes."""
+    return read_spec(
+        {
+            "verify": {"tokens": [1, 101], "ms": [10, 20], "prefill_ms": 0.05},
+            "draft": {"sequences": [1], "ms": [draft_ms]},
+            "domains": {"all": {"accept": [0.9, 0.8, 0.8, 0.7]}},
+            "vocabulary": VOCAB,
+            "context_length": 4096,
+        }
+    )
 
 
 class ToyPair:
@@ -159,13 +163,14 @@ class RoundsCell:
         pair: SimulatedPair | None = None,
         write: Callable[[], None] = lambda: None,
         drafts: Waits | None = None,
+        draft_ms: float = 1,
     ) -> None:
         self.clock = asyncio.get_running_loop()
         self.metrics, self.explain = Metrics(), Explain()
         self.monitor = Monitor(self.metrics)
         self.pair = pair or ToyPair()
         self.admission = Scheduler(bounds or QueueBounds(), self.clock, self.metrics)
-        self.world = World(self.pair, COSTS, Hops(1e-4, 0.0, 0.0, 0.0, 0.0, 0.0), KVShape(pages, 4))
+        self.world = World(self.pair, costs(draft_ms), Hops(1e-4, 0.0, 0.0, 0.0, 0.0, 0.0), KVShape(pages, 4))
         shared = LaneContext(self.clock, self.metrics, self.monitor, waits or Conduct(), self.explain, write=write)
         self._shared, self.load, self._sink = shared, shared.load, sink
         self._drafts = drafts or Waits(deadline_s=0.05, patience_s=0.5, inline_rows=6)

@@ -71,6 +71,7 @@ class DrafterAssignment:
     def lost(self, drafter: int, placed: Iterable[Placed], why: str) -> None:
         """The verifier lost a drafter, or, if it is full, could not open anybody new there."""
         self._drafters.lost(drafter, why)
+        self._plans.drafters(self._drafters.costs())
         for each in placed:
             if each.drafter == drafter and not (why == "full" and each.fed):
                 self._assign(each, 0)
@@ -84,6 +85,7 @@ class DrafterAssignment:
             if not placed.admitted or placed.leaving is not None or not placed.speculates:
                 continue
             mine, since = placed.drafter, placed.rows_missing_since
+            self._plans.tries(placed.number, self._drafters.on_trial(mine))
             stuck = since is not None and now - since > ROWS_S
             if (mine and not stuck and self._drafters.stays(mine, placed.track)) or (
                 not mine and now < placed.not_before
@@ -110,4 +112,5 @@ class DrafterAssignment:
         kind = (self._drafters.fingerprint(drafter), law.rule, law.greedy, label)
         placed.key = self._kinds.setdefault(kind, len(self._kinds)) if len(self._kinds) < KINDS else 0
         self._plans.drafted_by(placed.number, placed.key, somebody=drafter > 0)
+        self._plans.tries(placed.number, self._drafters.on_trial(drafter))
         self.named[placed.number] = drafter

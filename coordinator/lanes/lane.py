@@ -30,7 +30,7 @@ from coordinator.lanes.reported import Reported
 from coordinator.lanes.request_state import LifeEvent, RequestState
 from coordinator.lanes.round_learning import RoundLearning
 from coordinator.lanes.silence import Silence
-from coordinator.planning.lane_plans import Applied, DrafterCost, LanePlans
+from coordinator.planning.lane_plans import Applied, LanePlans
 from dspark.rounds.control import Admission, Down, Draining, PassReport, Refused, RoundsPort, Up
 from dspark.rounds.events import Acknowledged, DrafterEvent, How, Keep, Release, Released
 from dspark.types import Refusal, RefusalReason
@@ -153,7 +153,7 @@ class Lane:
         self._drafters_changed()
 
     def _drafters_changed(self) -> None:
-        self._plans.drafters([DrafterCost(each.facts.block_size, each.facts.cost) for each in self.drafters])
+        self._plans.drafters(self._drafters.costs())
         self._assignment.look_at(self._members)
         self._changed = True
         self._soon()

@@ -16,6 +16,7 @@ import structlog
 from coordinator.lanes.conduct import LaneContext
 from coordinator.lanes.facts import DrafterPort
 from coordinator.lanes.request_state import RequestState
+from coordinator.planning.lane_plans import DrafterCost
 from coordinator.planning.watchdog import Alarm, BlockSums, DrafterWatch, drafted_passes
 from dspark.rounds.control import DrafterAt, Use
 from dspark.rounds.events import RoundReport
@@ -61,6 +62,14 @@ class LaneDrafters:
     def drafters(self) -> tuple[DrafterPort, ...]:
         return tuple(each.port for each in self._by_number.values() if each.there)
 
+    def costs(self) -> list[DrafterCost]:
+        """What plans need to know of those that are there; who has an alarm gets one sequence at most."""
+        there = [each for each in self._by_number.values() if each.there]
+        return [
+            DrafterCost(each.port.facts.block_size, each.port.facts.cost, shares=each.watch.alarm is None)
+            for each in there
+        ]
+
     def joined(self, port: DrafterPort) -> None:
         """A process keeps its number while anybody is with it."""
         at = (port.facts.endpoint, port.facts.incarnation)
@@ -102,17 +111,21 @@ class LaneDrafters:
         if number in self._by_number:
             self._by_number[number].pause_s = AGAIN_S
 
-    def observe(self, rounds: Sequence[RoundReport], formed: Sequence[bool]) -> None:
-        """Finished rounds of a pass, for the watchdog; formed: of each, whether its answer keeps a form."""
+    def observe(self, rounds: Sequence[RoundReport], formed: Sequence[bool]) -> bool:
+        """Finished rounds of a pass, for the watchdog; formed: of each, whether its answer keeps a form. Returns whether
+        there is an alarm more or less."""
+        changed = False
         for number, seen in drafted_passes(rounds, formed).items():
             known = self._by_number.get(number)
             if known is None:
                 continue
             if known.watch.observe(seen, self._clock.time()):
                 self._tell(known)
+                changed = True
             at = {"drafter": known.port.facts.fingerprint[:16], "lane": self._lane}
             self._metrics.drafter_accepted_length.labels(**at).set(known.watch.accepted_length)
             self._metrics.drafter_promise_kept.labels(**at).set(known.watch.recent.ratio)
+        return changed
 
     def _tell(self, known: _Known) -> None:
         """Of an alarm, or of its end."""
@@ -163,6 +176,11 @@ class LaneDrafters:
         known = self._by_number[number]
         left_out = known.watch.left_out(self._clock.time()) and self._heeds(known, track)
         return self._fits(known.port, track) and not left_out
+
+    def on_trial(self, number: int) -> bool:
+        """Whether whoever is with it is there to find out whether it is of use again."""
+        known = self._by_number.get(number)
+        return known is not None and known.watch.alarm is not None
 
     def attach(self, number: int, track: RequestState) -> None:
         known = self._by_number[number]

@@ -47,7 +47,8 @@ class RoundLearning:
             if each.rounds:
                 self._count(each)
                 self._plans.learn(each)
-                self._drafters.observe(each.rounds, each.formed)
+                if self._drafters.observe(each.rounds, each.formed):
+                    self._plans.drafters(self._drafters.costs())
         self._counts.tell()
         if applied:
             self._say_mode()

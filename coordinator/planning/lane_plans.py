@@ -33,6 +33,7 @@ class DrafterCost:
 
     block: int  # slots
     curve: CostCurve | None  # sequences -> seconds of whole blocks
+    shares: bool = True  # it gets its part of a lane's sequences
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +46,7 @@ class Member:
     key: Hashable = ""  # drafter and bucket, as acceptance is told apart
     own: Terms | None = None  # that follow from its policy; None: the planner's
     drafted: bool = True  # somebody drafts for it
+    tries: bool = False  # its drafter is on trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,11 @@ class LanePlans:
             cost = CostCorrector(self._verify, self._draft_s, RunningRatio(HOP_S))
             self._planner = Planner(cost, self.block, bypass=self._bypass)
         for member in self._members.values():
-            member.own = self._terms(member.policy, member.weight)
+            member.own = self._terms(member)
 
     def add(self, number: int, policy: Policy, weight: float, key: Hashable, drafted: bool = True) -> Member:
-        member = self._members[number] = Member(number, policy, weight, key, self._terms(policy, weight), drafted)
+        member = self._members[number] = Member(number, policy, weight, key, drafted=drafted)
+        member.own = self._terms(member)
         return member
 
     def drafted_by(self, number: int, key: Hashable, *, somebody: bool = True) -> None:
@@ -101,24 +104,33 @@ class LanePlans:
         if number in self._members:
             self._members[number].key, self._members[number].drafted = key, somebody
 
+    def tries(self, number: int, tries: bool) -> None:
+        """Whether its drafter is on trial: it drafts whole blocks then, whatever they promise, so that a trial takes
+        some rounds, also where drafting for one of many does not pay."""
+        member = self._members.get(number)
+        if member is not None and member.tries is not tries:
+            member.tries = tries
+            member.own = self._terms(member)
+
     def remove(self, number: int) -> None:
         self._members.pop(number, None)
 
-    def _terms(self, policy: Policy, weight: float) -> Terms | None:
+    def _terms(self, member: Member) -> Terms | None:
+        policy, weight = member.policy, member.weight
         if isinstance(policy, Fixed):
             return Terms(PlanKind.FIXED, policy.slots, 0.0, weight)
         if isinstance(policy, Threshold):
             return Terms(PlanKind.THRESHOLD, self.block, policy.at, weight)
         if not isinstance(policy, Adaptive):
             return PLAIN
-        return Terms(PlanKind.FIXED, self.block, 0.0, weight) if self._verify is None else None
+        return Terms(PlanKind.FIXED, self.block, 0.0, weight) if self._verify is None or member.tries else None
 
     def _draft_s(self, sequences: float, slots: int) -> float:
-        """Of a pass, if sequences are dealt out evenly."""
+        """Of a pass, if sequences are dealt out evenly among those that get any."""
         known = [each for each in self._drafters if each.curve is not None]
         if not known or not slots:
             return 0.0
-        share = sequences / len(self._drafters)
+        share = sequences / max(sum(each.shares for each in self._drafters), 1)
         return max(
             each.curve.measured(share, self._context)
             * (1.0 - SLOT_SHARE + SLOT_SHARE * min(slots / max(each.block, 1), 1.0))

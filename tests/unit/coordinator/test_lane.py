@@ -15,6 +15,7 @@ from rounds_cell import RoundsCell, ToyPair, story
 from coordinator.answers.answer import End, Reason
 from coordinator.lanes.conduct import Conduct
 from coordinator.lanes.request_state import LifeEvent
+from coordinator.planning.watchdog import PAUSE_S
 from coordinator.queue.scheduler import QueueBounds
 from coordinator.requests.request import Request
 from dspark.errors import DsparkError, Overloaded, PeerError, RequestCancelled, Unavailable
@@ -513,6 +514,25 @@ def test_a_drafter_of_no_use_is_left_out_and_one_whose_drafts_a_form_refuses_is_
         assert (found or 0) == alarms
 
     story(tell, pair=ToyPair(wrong_every=1))
+
+
+def test_a_drafter_that_is_well_again_is_soon_found_to_be_in_a_large_lane_too() -> None:
+    """To draft for one of so many does not pay; a trial is no question of that."""
+
+    async def tell(cell: RoundsCell) -> None:
+        for seed in range(24):
+            cell.ask((seed, 3), max_tokens=4000)
+        lane = cell.lane.facts.name
+
+        def left_out() -> bool:
+            return cell.metrics.value("drafters_left_out", lane=lane) == 1
+
+        await cell.until(left_out)
+        cell.pair.wrong_every = 3
+        await cell.until(lambda: not left_out(), within_s=PAUSE_S + 3.0, each_s=0.05)
+        cell.admission.cut_all()
+
+    story(tell, sink=1 << 20, pair=ToyPair(wrong_every=1), draft_ms=12)
 
 
 def test_a_distrusted_drafter_drafts_no_more_under_the_ratio_rules() -> None:

@@ -220,3 +220,29 @@ def test_a_plan_that_is_not_told_is_neither_numbered_nor_what_the_next_one_is_co
     assert slow is not None
     assert (slow.number, step > 2) == (first.number + 1, True)
     assert differs(first, slow)
+
+
+def test_whoever_tries_a_drafter_drafts_whole_blocks_and_is_one_of_the_others_meanwhile() -> None:
+    """One of many: what it may gain is no reason to draft, so that a trial by the planner's terms would take for ever."""
+    made = plans()
+    for number in range(1, 33):
+        made.add(number, parse_policy("adaptive"), 1.0, 0, drafted=number == 1)
+    made.tries(1, True)
+    made.replan()
+    assert told(made).terms_of(1) == Terms(PlanKind.FIXED, 7)
+    assert told(made).terms_of(2).kind is PlanKind.OFF
+    made.tries(1, False)
+    made.replan()
+    assert told(made).terms_of(1).kind is not PlanKind.FIXED
+
+
+def test_a_drafter_that_gets_nobody_takes_no_part_of_the_drafts() -> None:
+    """All go to the other one, whose passes are as long as they are."""
+    alone, beside, shared = plans(), plans(), plans(drafters=2)
+    beside.drafters([DrafterCost(7, DRAFT), DrafterCost(7, DRAFT, shares=False)])
+    expected = []
+    for made in (alone, beside, shared):
+        for number in range(1, 65):
+            made.add(number, parse_policy("fixed:7"), 1.0, 0)
+        expected.append(told(made).draft_s)
+    assert expected[0] == expected[1] > expected[2]
