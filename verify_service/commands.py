@@ -30,7 +30,6 @@ def control_bounds(context_length: int) -> Bounds:
         2: ("plan.terms", KIB),
         6: ("plan.sequence", 2 * column),
         7: ("plan.drafter", column),
-        8: ("plan.paused", column),
         9: ("plan.own_terms", column),
         10: ("plan.other_terms", KIB),
     }

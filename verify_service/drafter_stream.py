@@ -28,8 +28,8 @@ REACH_S = 1.0  # to reach it, before rounds go where everything else goes
 
 
 class DrafterStream:
-    """came: every event; lost: why nothing more comes, once; left: nothing is on its way out any more. All are called on
-    a thread of the stream."""
+    """came: every event; lost: why nothing more comes, once; left: nothing is on its way out any more. They are called
+    on threads of the stream."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 
@@ -46,21 +46,15 @@ from verify_service.drafters import Drafters
 from verify_service.feature_push import FeaturePush
 from verify_service.interface import Step, VerifyEnginePort
 from verify_service.prompts import IDLE_S, Began, Prompts
+from verify_service.round_news import RoundNews, Unsaid
 from verify_service.round_passes import RoundPasses, Running, StepJob
 from verify_service.row_feeds import RowFeeds
 
 log = structlog.get_logger("dspark.rounds")
 
 ENDS_S, LOOK_S = 10.0, 0.002  # for passes to end that a stream leaves behind, and between looks
-LEAVE_S = 0.004  # after which news wait no longer than to the next turn for orders to leave
 
 Came = Callable[[], Iterable[Told | Plan]]  # on the device thread: what the loop is told of something that came
-
-
-class _Unsaid(NamedTuple):
-    """News that are made when they are told."""
-
-    made: Callable[[], PassReport]
 
 
 class _Cache:
@@ -103,9 +97,6 @@ class RoundDriver:
         self._arriving: dict[tuple[int, int], Admission] = {}  # told, and not taken up by the loop yet
         self._admitted: dict[int, Admission] = {}
         self._more: list[Told | Plan] = []  # what carrying out brought
-        self._up: list[Up | _Unsaid] = []
-        self._saying = self._held_back = False  # whether news are about to be said, and wait for orders to leave
-        self._say_by = 0.0
         self._began: dict[int, Began] = {}  # prompts that the loop is being told of
         self._last_pass = 0.0
         config = self._engine.config
@@ -113,7 +104,8 @@ class RoundDriver:
         self.rounds = RoundLoop(_Cache(self._engine, self._freed), waits)
         self._prompts = Prompts(self._engine, owner, self._wake)
         self._feeds = RowFeeds(self._engine, push, self._events, self.tell)
-        hooks = (self.tell, self.tell_here, self._up.append, self._orders_left)
+        self._news = RoundNews(self._post_news, self._say_news, lambda: self._drafters.leaving)
+        hooks = (self.tell, self.tell_here, self._news.add, self._news.orders_left)
         self._drafters = Drafters(worker, self._feeds, self._admitted, *hooks)
         self._passes = RoundPasses(self._engine, self.rounds, self._drafters, self._admitted, worker.metrics)
         self._carry: dict[type, Callable[[Any], None]] = {
@@ -125,7 +117,7 @@ class RoundDriver:
             SendOrder: lambda order: self._more.extend(self._drafters.order(order)),
             RunPass: self._run_pass,
             Report: self._report,
-            Released: self._up.append,
+            Released: self._news.add,
             DrafterEvent: self._drafter_event,
         }
         push.listeners.append(self._feeds)
@@ -284,7 +276,7 @@ class RoundDriver:
         told: list[Told | Plan] = []
         while self._inbox:
             told += self._inbox.popleft()()
-        self._up += self._passes.take_refused()
+        self._news.add(*self._passes.take_refused())
         now = time.monotonic()
         told += self._told_of(self._prompts.collect()) if len(self._prompts) else ()
         return [*told, *self._drafters.overdue(now), *self._feeds.overdue(now)]
@@ -298,30 +290,13 @@ class RoundDriver:
             if not self._more:
                 break
             told, self._more = self._more, []
-        if self._up and not self._saying:
-            self._saying, self._say_by = True, time.monotonic() + LEAVE_S
-            self._post_news()
-        elif self._held_back and time.monotonic() >= self._say_by:
-            self._post_news()
+        self._news.tell()
 
-    def _post_news(self) -> None:
-        self._worker.device.post(partial(self._surely, self._say_news), self._events, computes=False)
+    def _post_news(self, job: Callable[[], None]) -> None:
+        self._worker.device.post(partial(self._surely, job), self._events, computes=False)
 
-    def _orders_left(self) -> None:
-        """On a thread of a drafter's stream."""
-        if self._held_back:
-            self._post_news()
-
-    def _say_news(self) -> None:
-        if not self._saying:
-            return  # it was said in the meantime
-        self._held_back = True
-        if self._drafters.leaving and time.monotonic() < self._say_by:
-            return  # much else now would be in the way of orders: again when they have left, or in a later turn
-        self._saying = self._held_back = False
-        up = [each.made() if isinstance(each, _Unsaid) else each for each in self._up]
-        self._up.clear()
-        self._events.call_soon_threadsafe(self._tell_up, up)
+    def _say_news(self, news: Sequence[Up]) -> None:
+        self._events.call_soon_threadsafe(self._tell_up, news)
 
     # What came.
 
@@ -345,7 +320,7 @@ class RoundDriver:
     def _refuse(self, sequence: int, epoch: int, why: RefusalReason, message: str) -> None:
         """Of a sequence that the loop does not hear of."""
         self._worker.refused(why)
-        self._up += (Refused(sequence, epoch, why, message), Released(sequence, epoch, 0, 0, Why.NO_PAGES))
+        self._news.add(Refused(sequence, epoch, why, message), Released(sequence, epoch, 0, 0, Why.NO_PAGES))
 
     def _told_of(self, began: Iterable[Began]) -> Iterable[Told]:
         for each in began:
@@ -359,7 +334,7 @@ class RoundDriver:
 
     def _not_taken(self, sequence: int, epoch: int, why: Refusal) -> Told:
         self._worker.refused(why.reason)
-        self._up.append(Refused(sequence, epoch, why.reason, why.message))
+        self._news.add(Refused(sequence, epoch, why.reason, why.message))
         return PrefillRefused(sequence, epoch)
 
     # What the loop asks for.
@@ -388,17 +363,17 @@ class RoundDriver:
 
     def _report(self, report: Report) -> None:
         if report.number:
-            self._up.append(_Unsaid(partial(self._passes.report, report, self._passes.taken(report.number))))
+            self._news.add(Unsaid(partial(self._passes.report, report, self._passes.taken(report.number))))
             return
         began = self._began.pop(report.rounds[0].sequence)
         logprobs = [began.logprobs] if began.logprobs else []
         held = self._engine.held
-        self._up.append(
+        self._news.add(
             PassReport(report, started=began.started, logprobs=logprobs, pages_free=held.pages_total - held.pages_held)
         )
 
     def _drafter_event(self, event: DrafterEvent) -> None:
-        self._up.append(event)
+        self._news.add(event)
         if event.what != "late":
             self._drafters.let_go(event.drafter)
 

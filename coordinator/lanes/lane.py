@@ -382,7 +382,7 @@ class Lane:
         for placed in self._members:
             if placed.leaving is not None and now >= placed.settled_by:
                 self._fault(placed, "released")
-        for placed in self._silence.overdue(self._plans.in_force, now):
+        for placed in self._silence.overdue(now):
             self._metrics.dropped.labels(kind="sequence", reason="silent").inc()
             self._settle(placed)
         self._assignment.look_at(self._members)

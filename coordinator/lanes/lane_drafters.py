@@ -112,8 +112,8 @@ class LaneDrafters:
             self._by_number[number].pause_s = AGAIN_S
 
     def observe(self, rounds: Sequence[RoundReport], formed: Sequence[bool]) -> bool:
-        """Finished rounds of a pass, for the watchdog; formed: of each, whether its answer keeps a form. Returns whether
-        there is an alarm more or less."""
+        """Finished rounds of a pass, for the watchdog; formed: of each, whether its answer keeps a form.
+        Returns whether there is an alarm more or less."""
         changed = False
         for number, seen in drafted_passes(rounds, formed).items():
             known = self._by_number.get(number)

@@ -2,9 +2,8 @@
 
 A verifier that owes something and says nothing at all is lost. A sequence in rounds is reported every round; one whose
 reports stay away settles and moves, since whatever its verifier forgot, it knows nothing of it. Prompts are run in
-their order: one that was overtaken, or that waits while none gets on, is not coming. Whoever stands still by plan, or
-while its verifier has no page left, is not late; nobody stands still for the window, for reports are acknowledged in
-the turn in which they come.
+their order: one that was overtaken, or that waits while none gets on, is not coming. Nobody is late while the verifier
+has no page left, and nobody stands still for the window, for reports are acknowledged in the turn in which they come.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from coordinator.lanes.conduct import Conduct
 from coordinator.lanes.members import Members
 from coordinator.lanes.placed import Placed
 from dspark.rounds.control import PassReport
-from dspark.rounds.plan import Plan
 
 LOOKS = 4  # in the shortest time somebody may be silent
 
@@ -53,14 +51,13 @@ class Silence:
             return f"no prefill within {self._waits.prefill_s:g} s"
         return None
 
-    def overdue(self, plan: Plan, now: float) -> Iterator[Placed]:
+    def overdue(self, now: float) -> Iterator[Placed]:
         """Sequences that are to move; none that leaves already."""
         for placed in self._members:
             if not placed.admitted or placed.leaving is not None:
                 continue
             if placed.prefilled:
-                stands = self._no_page or plan.paused(placed.number)
-                placed.heard = now if stands else placed.heard
+                placed.heard = now if self._no_page else placed.heard
                 late = now >= placed.heard + self._waits.verify_s
             else:
                 got_on = placed.since if self._members.overtook(placed) else max(placed.since, self._prompts_got_on)

@@ -306,7 +306,7 @@ class RoundLoop:
         for sequence in self._live.values():
             if sequence.state not in BETWEEN or sequence.starved:
                 continue
-            if sequence.full or sequence.ahead > plan.window or plan.paused(sequence.number):
+            if sequence.full or sequence.ahead > plan.window:
                 if sequence.state is State.IDLE:
                     sequence.apply(Event.HELD_BACK)
                     sequence.held_at = now
@@ -365,7 +365,7 @@ class RoundLoop:
 
     def _waits_for_acknowledgement(self, sequence: SequenceState) -> bool:
         """Held by the window alone: soon one of its cohort again, and waited for as long as for a block."""
-        return sequence.state is State.HELD and not sequence.full and not self.plan.paused(sequence.number)
+        return sequence.state is State.HELD and not sequence.full
 
     def _find(self, number: int, epoch: int, what: str) -> SequenceState | None:
         sequence = self._live.get(number)

@@ -46,7 +46,6 @@ class SequencePlan(NamedTuple):
 
     terms: Terms | None = None  # instead of the plan's
     drafter: int | None = None  # who shall draft for it: 0 nobody, None whoever does
-    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +72,6 @@ class Plan:
     def terms_of(self, sequence: int) -> Terms:
         """For the next order of this sequence."""
         return self.of(sequence).terms or self.terms
-
-    def paused(self, sequence: int) -> bool:
-        return self.of(sequence).paused
 
     def cohort(self, sequence: int) -> int:
         return sequence & (self.cohorts - 1)

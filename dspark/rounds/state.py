@@ -20,7 +20,7 @@ class State(enum.Enum):
     ORDERED = "ordered"  # a drafter was asked for its block
     READY = "ready"  # its block is here, or stays empty
     RUNNING = "running"  # its prefix is fixed and in a pass
-    HELD = "held"  # too far ahead, paused, or its answer is full
+    HELD = "held"  # too far ahead, or its answer is full
     SETTLING = "settling"  # leaves as soon as what is being drawn has been reported
     GONE = "gone"
 

@@ -180,7 +180,6 @@ def _plan(plan: Plan) -> verify_pb2.ControlDown.Order:
             draft_s=plan.draft_s,
             sequence=plan.sequences.keys(),
             drafter=[0 if each.drafter is None else 1 + each.drafter for each in own],
-            paused=[each.paused for each in own],
             own_terms=[0 if each.terms is None else places.setdefault(each.terms, len(places) + 1) for each in own],
             other_terms=list(map(_terms, places)),
         )
@@ -196,7 +195,7 @@ def _terms(terms: Terms) -> verify_pb2.RoundPlan.Terms:
 
 def _read_plan(message: verify_pb2.RoundPlan) -> Plan:
     count = _rows(message, "plan")
-    fit(count, of="plan.", drafter=message.drafter, paused=message.paused, own_terms=message.own_terms)
+    fit(count, of="plan.", drafter=message.drafter, own_terms=message.own_terms)
     if message.cohorts not in (1, 2):
         raise PeerError(f"plan.cohorts: {message.cohorts} is not 1 or 2")
     if message.window > MAX_WINDOW:
@@ -210,7 +209,7 @@ def _read_plan(message: verify_pb2.RoundPlan) -> Plan:
         raise PeerError(f"plan.own_terms: {max(message.own_terms)} of {len(others) - 1} other_terms")
     terms = [others[place] for place in message.own_terms]
     drafters = [drafter - 1 if drafter else None for drafter in message.drafter]
-    own = map(SequencePlan, terms, drafters, message.paused[:])
+    own = map(SequencePlan, terms, drafters)
     return Plan(
         number=message.number,
         terms=_read_terms(message.terms),

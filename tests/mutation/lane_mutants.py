@@ -95,15 +95,9 @@ LANES: list[Mutant] = [
             SILENT,
         ),
         (
-            "whoever is paused is taken for forgotten",
-            "stands = self._no_page or plan.paused(placed.number)",
-            "stands = self._no_page",
-            (f"{L}whoever_stands_still_by_plan_is_not_taken_for_forgotten",),
-        ),
-        (
             "whoever waits for a page is taken for forgotten",
-            "stands = self._no_page or plan.paused(placed.number)",
-            "stands = plan.paused(placed.number)",
+            "placed.heard = now if self._no_page else placed.heard",
+            "pass",
             (f"{L}nobody_moves_for_silence_while_the_verifier_has_no_page_left",),
         ),
         (

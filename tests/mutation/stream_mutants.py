@@ -52,7 +52,7 @@ STREAMS: list[Mutant] = [
         ),
         (
             "nobody hears why a prompt was not taken",
-            "        self._up.append(Refused(sequence, epoch, why.reason, why.message))\n        return PrefillRefused",
+            "        self._news.add(Refused(sequence, epoch, why.reason, why.message))\n        return PrefillRefused",
             "        return PrefillRefused",
             REFUSED,
         ),

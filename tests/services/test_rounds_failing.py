@@ -23,7 +23,7 @@ from draft_service.config import DraftConfig
 from dspark.errors import Overloaded
 from dspark.rounds.control import Admission, DrafterAt, Use
 from dspark.rounds.events import Acknowledged, Admit, How, Release, Why
-from dspark.rounds.plan import Plan, PlanKind, SequencePlan
+from dspark.rounds.plan import Plan, PlanKind
 from dspark.runtime import backlog
 from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import open_channel
@@ -580,12 +580,13 @@ async def test_a_silent_coordinator_loses_its_sequences_and_one_with_nothing_to_
         code, why = await raw.ended()
         assert (code, why.split(":")[0]) == (grpc.StatusCode.UNAVAILABLE, "lease")
         await until(lambda: v.engine.held.sequences == 0)
-        paused = Plan(1, PLAN.terms, 1, 2, 0.0, {1: SequencePlan(paused=True)})
-        async with conducting(v, paused) as conductor:
+        async with conducting(v, Plan(1, PLAN.terms, 1, 0)) as conductor:
+            conductor.holds_back = True
             answer = conductor.ask([5, 6], SAMPLED, 30)
             await until(lambda: answer.tokens)
             await asyncio.sleep(1.2)
-            conductor.set(PLAN)
+            conductor.holds_back = False
+            conductor.port.tell([Acknowledged(1, 0, 0)])
             await answered(v, conductor, [answer])
 
 

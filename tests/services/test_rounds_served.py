@@ -21,7 +21,7 @@ from workers import drafter, until, verifier
 from dspark.decoding.reference import Target, generate
 from dspark.model.checkpoint import load_target
 from dspark.rounds.events import How, Release, Why
-from dspark.rounds.plan import Plan, PlanKind, SequencePlan
+from dspark.rounds.plan import Plan, PlanKind
 from dspark.types import Rule, SamplingParams
 
 pytestmark = pytest.mark.services
@@ -253,21 +253,6 @@ async def test_a_prefix_that_was_seen_is_spared_with_its_rows(cell: Cell) -> Non
         assert metrics.value("prefix_cache_queries_total") == 2 * len(prompt)
         assert tokens == truth(cell.target, prompt, GREEDY, 40)
         assert any(each.verified for each in second.rounds), "its rows came from the cache"
-
-
-async def test_a_paused_sequence_stands_still_until_it_is_let_go_on(cell: Cell) -> None:
-    vocab = cell.verifier.engine.target.vocab_size
-    plan = planned(PlanKind.FIXED, 3, window=2)
-    async with conducting(cell.verifier, plan) as conductor:
-        conductor.know(1, cell.drafter)
-        some = prompts(2, vocab)
-        paused = Plan(1, plan.terms, 1, 2, 0.002, {1: SequencePlan(paused=True)})
-        conductor.set(paused)
-        asked = [conductor.ask(prompt, GREEDY, 30, drafter=1) for prompt in some]
-        await conductor.tokens(asked[1])
-        assert len(asked[0].tokens) == 1
-        conductor.set(plan)
-        assert (await conductor.tokens(asked[0]))[0] == truth(cell.target, some[0], GREEDY, 30)
 
 
 async def test_a_verifier_runs_no_further_ahead_than_the_window(cell: Cell) -> None:

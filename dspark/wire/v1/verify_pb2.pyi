@@ -150,7 +150,7 @@ class DrafterAt(_message.Message):
     def __init__(self, drafter: _Optional[int] = ..., at: _Optional[_Union[_types_pb2.FeatureSink, _Mapping]] = ..., use: _Optional[_Union[DrafterAt.Use, str]] = ...) -> None: ...
 
 class RoundPlan(_message.Message):
-    __slots__ = ("number", "terms", "cohorts", "window", "draft_s", "sequence", "drafter", "paused", "own_terms", "other_terms")
+    __slots__ = ("number", "terms", "cohorts", "window", "draft_s", "sequence", "drafter", "own_terms", "other_terms")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_OFF: _ClassVar[RoundPlan.Kind]
@@ -181,7 +181,6 @@ class RoundPlan(_message.Message):
     DRAFT_S_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
-    PAUSED_FIELD_NUMBER: _ClassVar[int]
     OWN_TERMS_FIELD_NUMBER: _ClassVar[int]
     OTHER_TERMS_FIELD_NUMBER: _ClassVar[int]
     number: int
@@ -191,10 +190,9 @@ class RoundPlan(_message.Message):
     draft_s: float
     sequence: _containers.RepeatedScalarFieldContainer[int]
     drafter: _containers.RepeatedScalarFieldContainer[int]
-    paused: _containers.RepeatedScalarFieldContainer[bool]
     own_terms: _containers.RepeatedScalarFieldContainer[int]
     other_terms: _containers.RepeatedCompositeFieldContainer[RoundPlan.Terms]
-    def __init__(self, number: _Optional[int] = ..., terms: _Optional[_Union[RoundPlan.Terms, _Mapping]] = ..., cohorts: _Optional[int] = ..., window: _Optional[int] = ..., draft_s: _Optional[float] = ..., sequence: _Optional[_Iterable[int]] = ..., drafter: _Optional[_Iterable[int]] = ..., paused: _Optional[_Iterable[bool]] = ..., own_terms: _Optional[_Iterable[int]] = ..., other_terms: _Optional[_Iterable[_Union[RoundPlan.Terms, _Mapping]]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., terms: _Optional[_Union[RoundPlan.Terms, _Mapping]] = ..., cohorts: _Optional[int] = ..., window: _Optional[int] = ..., draft_s: _Optional[float] = ..., sequence: _Optional[_Iterable[int]] = ..., drafter: _Optional[_Iterable[int]] = ..., own_terms: _Optional[_Iterable[int]] = ..., other_terms: _Optional[_Iterable[_Union[RoundPlan.Terms, _Mapping]]] = ...) -> None: ...
 
 class Acknowledgements(_message.Message):
     __slots__ = ("sequence", "epoch", "through_round")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from coordinator.requests.request import Request
 from dspark.errors import DsparkError, Overloaded, PeerError, RequestCancelled, Unavailable
 from dspark.rounds.control import Admission, DrafterAt, PassReport, Refused, Up, Use
 from dspark.rounds.events import Acknowledged, DrafterEvent, How, Release, Released, Why
-from dspark.rounds.plan import Plan, PlanKind, SequencePlan
+from dspark.rounds.plan import Plan, PlanKind
 from dspark.rounds.policy import parse_policy
 from dspark.types import Constraint, ConstraintKind, Draws, RefusalReason, SamplingParams
 
@@ -716,32 +716,6 @@ def test_a_sequence_that_its_verifier_is_silent_about_moves_and_no_other_does() 
         assert stuck.sequence.epoch == 1
         assert (other.sequence.epoch, other.handovers) == (0, 0)
         assert cell.metrics.value("dropped_total", kind="sequence", reason="silent") == 1
-
-    story(tell, waits=Conduct(verify_s=2.0))
-
-
-def test_whoever_stands_still_by_plan_is_not_taken_for_forgotten() -> None:
-    async def tell(cell: RoundsCell) -> None:
-        paused, other = cell.ask(max_tokens=60), cell.ask((8, 3), max_tokens=2000, policy="off")
-        await cell.until(lambda: len(paused.answer.log) > 20)
-        plans, real = cell.lane._plans, cell.lane._plans.compose
-
-        def compose(drafters: Mapping[int, int]) -> Plan | None:
-            plan = real(drafters)
-            if plan is not None:
-                plan = replace(plan, sequences={**plan.sequences, paused.sequence.number: SequencePlan(paused=True)})
-                plans.in_force = plan
-            return plan
-
-        plans.compose = compose  # type: ignore[method-assign]
-        cell.lane._changed = True
-        plans.in_force = replace(plans.in_force, window=1)  # so that there is something to say
-        cell.lane._soon()
-        await cell.until(lambda: plans.in_force.paused(paused.sequence.number))
-        await asyncio.sleep(6.0)
-        assert not any(isinstance(each, Release) for each in cell.port.told)
-        assert (paused.sequence.epoch, other.sequence.epoch) == (0, 0)
-        assert not paused.sequence.finished
 
     story(tell, waits=Conduct(verify_s=2.0))
 

@@ -223,7 +223,7 @@ def test_a_plan_that_is_not_told_is_neither_numbered_nor_what_the_next_one_is_co
 
 
 def test_whoever_tries_a_drafter_drafts_whole_blocks_and_is_one_of_the_others_meanwhile() -> None:
-    """One of many: what it may gain is no reason to draft, so that a trial by the planner's terms would take for ever."""
+    """One of many: what it may gain is no reason to draft, and a trial by the planner's terms would take for ever."""
     made = plans()
     for number in range(1, 33):
         made.add(number, parse_policy("adaptive"), 1.0, 0, drafted=number == 1)

@@ -1,7 +1,7 @@
 """A cell in simulated time around one `RoundLoop`, where nearly everything goes wrong, by a seed.
 
 Blocks are late, lost or come twice, drafters vanish and forget rows, passes fail, pages run out, plans change at any
-moment, sequences are paused, settled, moved and dropped, and come again under a new epoch. The target is greedy and
+moment, sequences are settled, moved and dropped, and come again under a new epoch. The target is greedy and
 keyed by (answer, position), so whatever happens the answers must be the target's. What invariants promise is asserted
 where it would be broken.
 """
@@ -160,10 +160,7 @@ class Storm:
             kind, self.draw.randint(0, SLOTS), self.draw.choice([0.0, 0.3, 0.8]), 1.0, self.draw.choice([NO_CAP, 3, 0])
         )
         some = {
-            number: SequencePlan(
-                drafter=self.draw.choice([None, None, 0, *self.drafters, 77]),
-                paused=not self.calm and self.draw.random() < 0.2,
-            )
+            number: SequencePlan(drafter=self.draw.choice([None, None, 0, *self.drafters, 77]))
             for number in self.answers
             if self.draw.random() < 0.3
         }

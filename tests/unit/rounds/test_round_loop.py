@@ -118,14 +118,6 @@ def test_too_far_ahead_it_is_held_until_an_acknowledgement() -> None:
     assert verifier.state(1) == "RUNNING"
 
 
-def test_a_paused_sequence_is_held_until_a_plan_lets_it_go_on() -> None:
-    paused = replace(priced(), sequences={1: SequencePlan(paused=True)})
-    verifier = Verifier(paused)
-    verifier.prefilled(1, drafter=0)
-    assert verifier.state(1) == "HELD"
-    assert only(verifier.tell(priced()), RunPass)
-
-
 @pytest.mark.parametrize(
     ("room", "drafter", "plan", "why"),
     [

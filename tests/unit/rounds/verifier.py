@@ -24,7 +24,7 @@ from dspark.rounds.events import (
 )
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.orders import Waits
-from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
+from dspark.rounds.plan import NO_CAP, Plan, PlanKind, Terms
 
 A = TypeVar("A")
 DRAFTER, OTHER = 5, 6
@@ -83,13 +83,11 @@ class Verifier:
     def prefilled(self, *numbers: int, drafter: int = DRAFTER, room: int = 20, epoch: int = 0) -> list[Action]:
         """Sequences whose anchor is there and acknowledged, and whose rows have come; all of them begin at once."""
         plan = self.loop.plan
-        paused = {number: SequencePlan(paused=True) for number in numbers}
-        self.tell(replace(plan, sequences={**plan.sequences, **paused}))
+        self.tell(replace(plan, window=0))
         for number in numbers:
             self.tell(Admit(number, epoch, PROMPT, room, frozenset({99}), drafter))
         self.tell(*(Prefilled(number, epoch, 7) for number in numbers))
-        self.tell(*(Acknowledged(number, epoch, 0) for number in numbers))
-        return self.tell(plan)
+        return self.tell(*(Acknowledged(number, epoch, 0) for number in numbers), plan)
 
     def blocks(self, order: SendOrder, *confidence: Sequence[float]) -> list[Action]:
         """The drafter answers with a row for each of the order's."""

@@ -69,7 +69,8 @@ class Verifier:
         self.metrics = Metrics()
         security = SimpleNamespace(token=None, tls=None)
         worker: Any = SimpleNamespace(engine=engine, security=security, incarnation=1, metrics=self.metrics)
-        self.drafters = Drafters(worker, feeds, self.admitted, self.came.put, self.came.put, lambda _: None, lambda: None)
+        hooks = (self.came.put, self.came.put, lambda _: None, lambda: None)
+        self.drafters = Drafters(worker, feeds, self.admitted, *hooks)
         for number, drafter in enumerate(drafters, 1):
             self.drafters.told_of(DrafterAt(number, drafter.endpoint, 77))
             assert self.drafters.open(number, 1, 0) == []

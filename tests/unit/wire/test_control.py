@@ -97,7 +97,6 @@ def _spoilt(told: Down, spoil: Callable[[Any], None]) -> verify_pb2.ControlDown:
         ("plan.window", PLAN, lambda plan: setattr(plan, "window", 1 << 20)),
         ("plan.draft_s", PLAN, lambda plan: setattr(plan, "draft_s", float("nan"))),
         ("plan.drafter", PLAN, lambda plan: plan.drafter.append(1)),
-        ("plan.paused", PLAN, lambda plan: plan.paused.append(True)),
         ("plan.own_terms: 3", PLAN, lambda plan: plan.own_terms.__setitem__(0, 3)),
         ("plan.other_terms", PLAN, lambda plan: plan.other_terms.extend([plan.terms] * 3)),
         ("plan.terms.kind", PLAN, lambda plan: setattr(plan.terms, "kind", 9)),
