@@ -86,8 +86,8 @@ MUTANTS: list[Mutant] = [
             "if sequence.state is State.SETTLING:\n                self._leaving.settled(sequence)",
             R6,
         ),
-        ("R8: one round too many", "sequence.ahead > plan.window or", "sequence.ahead > plan.window + 1 or", R8),
-        ("R8: one round too few", "sequence.ahead > plan.window or", "sequence.ahead >= max(plan.window, 1) or", R8),
+        ("R8: one round too many", "or sequence.ahead > plan.window", "or sequence.ahead > plan.window + 1", R8),
+        ("R8: one round too few", "or sequence.ahead > plan.window", "or sequence.ahead >= max(plan.window, 1)", R8),
         (
             "R8: acknowledgements of what was not reported count",
             "if told.through_round >= sequence.round:",

@@ -50,7 +50,7 @@ PLAN = Plan(
     2,
     3,
     0.004,
-    {7: SequencePlan(TERMS._replace(slots=2), 0, True), 8: SequencePlan(), 9: SequencePlan(TERMS, 3)},
+    {7: SequencePlan(TERMS._replace(slots=2), 0), 8: SequencePlan(), 9: SequencePlan(TERMS, 3)},
 )
 DOWN: list[Down] = [
     DrafterAt(4, "10.0.0.1:50", 99, Use.NO_NEW),
