@@ -9,6 +9,7 @@ D = "tests/services/test_rounds_at_drafter.py::test_"
 S = "tests/services/test_rounds_served.py::test_"
 B = "tests/unit/verify_service/test_drafters.py::test_"
 U = "tests/unit/verify_service/test_under_way.py::test_"
+N = "tests/unit/verify_service/test_round_news.py::test_"
 P = "tests/unit/draft_service/test_drafting.py::test_"
 LIES = (f"{F}whatever_a_drafter_says_answers_are_the_targets",)
 MUTE = (f"{F}a_drafter_that_never_greets_and_one_that_never_answers",)
@@ -112,6 +113,21 @@ STREAMS: list[Mutant] = [
             '            self._say(DrafterEvent(drafter, "full"))',
             "            pass",
             (f"{F}a_drafter_without_room_says_so_and_others_are_drafted_for",),
+        ),
+    ),
+    *in_file(
+        "verify_service/round_news.py",
+        (
+            "news wait for orders that never leave",
+            "        elif self._held_back and time.monotonic() >= self._say_by:\n",
+            "        elif False:\n",
+            (f"{N}orders_that_do_not_leave_hold_them_back_to_a_later_turn_at_most",),
+        ),
+        (
+            "nobody says news when orders have left",
+            "        if self._held_back:\n            self._post(self._say_all)\n",
+            "",
+            (f"{N}they_wait_for_orders_to_leave_and_go_as_soon_as_they_have",),
         ),
     ),
     *in_file(

@@ -149,7 +149,7 @@ def test_a_message_is_leaving_until_grpc_comes_for_the_next_one() -> None:
 def test_one_stream_that_cannot_be_closed_keeps_no_other_one_open() -> None:
     engine: Any = SimpleNamespace(projection=SimpleNamespace(fingerprint="p"))
     worker: Any = SimpleNamespace(engine=engine, security=None, incarnation=1, metrics=Metrics())
-    of_all: Any = Drafters(worker, SimpleNamespace(), {}, *[lambda _: None] * 3)  # type: ignore[arg-type]
+    of_all: Any = Drafters(worker, SimpleNamespace(), {}, *[lambda *_: None] * 4)  # type: ignore[arg-type]
     closed = []
 
     class Stream:
