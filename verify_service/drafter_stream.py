@@ -28,8 +28,7 @@ REACH_S = 1.0  # to reach it, before rounds go where everything else goes
 
 
 class DrafterStream:
-    """came: every event; lost: why nothing more comes, once; left: nothing is on its way out any more. They are called
-    on threads of the stream."""
+    """came: every event; lost: why nothing more comes, once. Both are called on a thread of the stream."""
 
     def __init__(
         self,
@@ -40,10 +39,10 @@ class DrafterStream:
         tls: Tls | None,
         came: Callable[[draft_pb2.RoundsEvent], None],
         lost: Callable[[str], None],
-        left: Callable[[], None] = lambda: None,
     ) -> None:
         self._endpoint, self._metadata, self._tls = endpoint, auth_metadata(token), tls
-        self._came, self._lost, self._all_left = came, lost, left
+        self._came, self._lost = came, lost
+        self.all_left: Callable[[], None] = lambda: None  # called on another one: nothing is on its way out any more
         self._unsent: queue.SimpleQueue[draft_pb2.RoundsCommand | None] = queue.SimpleQueue()
         self._put = self._left = 0  # messages
         self._closed = False
@@ -69,7 +68,7 @@ class DrafterStream:
             yield command
             self._left += 1  # gRPC comes for the next one when this one has left
             if not self.leaving:
-                self._all_left()
+                self.all_left()
 
     def close(self) -> None:
         """Ends the stream; the drafter frees what was opened through it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
@@ -26,6 +26,7 @@ from verify_service.drafter_stream import DrafterStream
 from verify_service.drafts import unsound
 from verify_service.feature_push import Sink
 from verify_service.interface import VerifyEnginePort
+from verify_service.round_news import RoundNews
 from verify_service.row_feeds import RowFeeds
 
 log = structlog.get_logger("dspark.rounds")
@@ -72,7 +73,7 @@ class _KnownPeer:
 
 class Drafters:
     """tell: runs something in a turn of the device, whose result is fed to the loop, and `tell_here` on the calling
-    thread; admitted: by sequence; left: called on any thread when a stream has nothing left to send."""
+    thread; admitted: by sequence."""
 
     def __init__(
         self,
@@ -81,13 +82,12 @@ class Drafters:
         admitted: dict[int, Admission],
         tell: Callable[[Callable[[], Iterable[Told]]], None],
         tell_here: Callable[[Callable[[], Iterable[Told]]], None],
-        say: Callable[[DrafterEvent], None],
-        left: Callable[[], None],
+        news: RoundNews,
     ) -> None:
         self._engine, self._feeds, self._security = worker.engine, feeds, worker.security
         self._incarnation, self._metrics = worker.incarnation, worker.metrics
-        self._admitted, self._say = admitted, say
-        self._tell, self._tell_here, self._left = tell, tell_here, left
+        self._admitted, self._news = admitted, news
+        self._tell, self._tell_here = tell, tell_here
         self._rows_sent = worker.metrics.feature_rows.labels(direction="sent")
         self._bytes_sent = worker.metrics.bytes.labels(direction="sent", kind="features")
         self._known: dict[int, _KnownPeer] = {}
@@ -220,8 +220,10 @@ class Drafters:
 
             security, endpoint = self._security, known.sink.endpoint
             try:
-                access: dict[str, Any] = {"token": security.token, "tls": security.tls}
-                mine.append(DrafterStream(endpoint, hello, came=came, lost=lost, left=self._left, **access))
+                mine.append(
+                    DrafterStream(endpoint, hello, token=security.token, tls=security.tls, came=came, lost=lost)
+                )
+                mine[0].all_left = self._news.orders_left
             except Exception as error:  # a file of certificates that cannot be read, no thread: it is tried again
                 log.warning("drafter.unreachable", drafter=drafter, endpoint=endpoint, exc_info=error)
                 known.broke = now
@@ -275,7 +277,7 @@ class Drafters:
         self._feeds.close(drafter, key)
         self._metrics.dropped.labels(kind="context", reason="refused").inc()
         if codec.read_refusal(opened.refusal).reason is RefusalReason.NO_PAGES:
-            self._say(DrafterEvent(drafter, "full"))
+            self._news.add(DrafterEvent(drafter, "full"))
 
     def _blocks(self, drafter: int, known: _KnownPeer, message: draft_pb2.Blocks) -> Told:
         order = self.orders.get(message.order)

@@ -105,8 +105,7 @@ class RoundDriver:
         self._prompts = Prompts(self._engine, owner, self._wake)
         self._feeds = RowFeeds(self._engine, push, self._events, self.tell)
         self._news = RoundNews(self._post_news, self._say_news, lambda: self._drafters.leaving)
-        hooks = (self.tell, self.tell_here, self._news.add, self._news.orders_left)
-        self._drafters = Drafters(worker, self._feeds, self._admitted, *hooks)
+        self._drafters = Drafters(worker, self._feeds, self._admitted, self.tell, self.tell_here, self._news)
         self._passes = RoundPasses(self._engine, self.rounds, self._drafters, self._admitted, worker.metrics)
         self._carry: dict[type, Callable[[Any], None]] = {
             Prefill: self._prefill,

@@ -110,7 +110,7 @@ STREAMS: list[Mutant] = [
         ),
         (
             "a drafter without room is no news",
-            '            self._say(DrafterEvent(drafter, "full"))',
+            '            self._news.add(DrafterEvent(drafter, "full"))',
             "            pass",
             (f"{F}a_drafter_without_room_says_so_and_others_are_drafted_for",),
         ),

@@ -138,18 +138,22 @@ def test_a_message_is_leaving_until_grpc_comes_for_the_next_one() -> None:
         assert next(messages).hello == HELLO
         assert stream.leaving, "it was taken, and may still wait for its turn in this process"
         stream.send(draft_pb2.RoundsCommand())
+        told = list[bool]()
+        stream.all_left = lambda: told.append(stream.leaving)
         next(messages)
         assert stream.leaving
         stream._unsent.put(None)
         assert list(messages) == []
         assert not stream.leaving
+        assert told == [False], "once, when nothing is"
         stream.close()
 
 
 def test_one_stream_that_cannot_be_closed_keeps_no_other_one_open() -> None:
     engine: Any = SimpleNamespace(projection=SimpleNamespace(fingerprint="p"))
     worker: Any = SimpleNamespace(engine=engine, security=None, incarnation=1, metrics=Metrics())
-    of_all: Any = Drafters(worker, SimpleNamespace(), {}, *[lambda *_: None] * 4)  # type: ignore[arg-type]
+    nothing: Any = SimpleNamespace()
+    of_all: Any = Drafters(worker, nothing, {}, lambda _: None, lambda _: None, nothing)
     closed = []
 
     class Stream:

@@ -21,6 +21,7 @@ from dspark.wire.v1 import draft_pb2, draft_pb2_grpc
 from verify_service.config import VerifyConfig
 from verify_service.drafters import Drafters
 from verify_service.interface import PromptPrefill
+from verify_service.round_news import RoundNews
 from verify_service.synthetic import SyntheticVerifyEngine
 
 SPEC = {
@@ -69,8 +70,8 @@ class Verifier:
         self.metrics = Metrics()
         security = SimpleNamespace(token=None, tls=None)
         worker: Any = SimpleNamespace(engine=engine, security=security, incarnation=1, metrics=self.metrics)
-        hooks = (self.came.put, self.came.put, lambda _: None, lambda: None)
-        self.drafters = Drafters(worker, feeds, self.admitted, *hooks)
+        news = RoundNews(lambda _: None, lambda _: None, lambda: False)  # nobody hears them
+        self.drafters = Drafters(worker, feeds, self.admitted, self.came.put, self.came.put, news)
         for number, drafter in enumerate(drafters, 1):
             self.drafters.told_of(DrafterAt(number, drafter.endpoint, 77))
             assert self.drafters.open(number, 1, 0) == []
