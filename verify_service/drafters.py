@@ -151,7 +151,6 @@ class Drafters:
             self._bytes_sent.inc(len(kept.features.data))
         return []
 
-    @property
     def leaving(self) -> bool:
         """Whether an order is still on its way out of this process."""
         return any(each.stream is not None and each.stream.leaving for each in self._known.values())

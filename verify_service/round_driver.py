@@ -104,8 +104,9 @@ class RoundDriver:
         self.rounds = RoundLoop(_Cache(self._engine, self._freed), waits)
         self._prompts = Prompts(self._engine, owner, self._wake)
         self._feeds = RowFeeds(self._engine, push, self._events, self.tell)
-        self._news = RoundNews(self._post_news, self._say_news, lambda: self._drafters.leaving)
+        self._news = RoundNews(worker.device, self._events, self._surely, self._say_news)
         self._drafters = Drafters(worker, self._feeds, self._admitted, self.tell, self.tell_here, self._news)
+        self._news.leaving = self._drafters.leaving
         self._passes = RoundPasses(self._engine, self.rounds, self._drafters, self._admitted, worker.metrics)
         self._carry: dict[type, Callable[[Any], None]] = {
             Prefill: self._prefill,
@@ -290,9 +291,6 @@ class RoundDriver:
                 break
             told, self._more = self._more, []
         self._news.tell()
-
-    def _post_news(self, job: Callable[[], None]) -> None:
-        self._worker.device.post(partial(self._surely, job), self._events, computes=False)
 
     def _say_news(self, news: Sequence[Up]) -> None:
         self._events.call_soon_threadsafe(self._tell_up, news)

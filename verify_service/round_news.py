@@ -5,11 +5,14 @@ Nobody waits for it, and whoever makes it while an order is on its way out would
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from dspark.rounds.control import PassReport, Up
+from dspark.runtime.device_worker import DeviceWorker
 
 LEAVE_S = 0.004  # after which news wait no longer than to the next turn for orders to leave
 
@@ -21,15 +24,18 @@ class Unsaid(NamedTuple):
 
 
 class RoundNews:
-    """post: runs a job on the engine's thread; say: takes news further; leaving: whether an order is on its way out."""
+    """surely: runs a job, and takes what it raises for the end; say: takes news further."""
 
     def __init__(
         self,
-        post: Callable[[Callable[[], None]], None],
+        device: DeviceWorker,
+        events: asyncio.AbstractEventLoop,
+        surely: Callable[[Callable[[], None]], None],
         say: Callable[[Sequence[Up]], None],
-        leaving: Callable[[], bool],
     ) -> None:
-        self._post, self._say, self._leaving = post, say, leaving
+        self._device, self._events, self._say = device, events, say
+        self.leaving: Callable[[], bool] = lambda: False  # whether an order is on its way out
+        self._job = partial(surely, self._say_all)
         self._news: list[Up | Unsaid] = []
         self._saying = self._held_back = False  # whether some are about to be said, and wait for orders to leave
         self._say_by = 0.0
@@ -41,20 +47,23 @@ class RoundNews:
         """At the end of a turn: all that came is about to be said."""
         if self._news and not self._saying:
             self._saying, self._say_by = True, time.monotonic() + LEAVE_S
-            self._post(self._say_all)
+            self._post()
         elif self._held_back and time.monotonic() >= self._say_by:
-            self._post(self._say_all)
+            self._post()
+
+    def _post(self) -> None:
+        self._device.post(self._job, self._events, computes=False)
 
     def orders_left(self) -> None:
         """On a thread of a drafter's stream."""
         if self._held_back:
-            self._post(self._say_all)
+            self._post()
 
     def _say_all(self) -> None:
         if not self._saying:
             return  # it was said in the meantime
         self._held_back = True
-        if self._leaving() and time.monotonic() < self._say_by:
+        if self.leaving() and time.monotonic() < self._say_by:
             return  # again when they have left, or in a later turn
         self._saying = self._held_back = False
         news, self._news = self._news, []

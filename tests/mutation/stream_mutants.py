@@ -125,7 +125,7 @@ STREAMS: list[Mutant] = [
         ),
         (
             "nobody says news when orders have left",
-            "        if self._held_back:\n            self._post(self._say_all)\n",
+            "        if self._held_back:\n            self._post()\n",
             "",
             (f"{N}they_wait_for_orders_to_leave_and_go_as_soon_as_they_have",),
         ),

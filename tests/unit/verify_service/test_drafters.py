@@ -21,7 +21,6 @@ from dspark.wire.v1 import draft_pb2, draft_pb2_grpc
 from verify_service.config import VerifyConfig
 from verify_service.drafters import Drafters
 from verify_service.interface import PromptPrefill
-from verify_service.round_news import RoundNews
 from verify_service.synthetic import SyntheticVerifyEngine
 
 SPEC = {
@@ -70,7 +69,7 @@ class Verifier:
         self.metrics = Metrics()
         security = SimpleNamespace(token=None, tls=None)
         worker: Any = SimpleNamespace(engine=engine, security=security, incarnation=1, metrics=self.metrics)
-        news = RoundNews(lambda _: None, lambda _: None, lambda: False)  # nobody hears them
+        news: Any = SimpleNamespace(add=lambda *_: None, orders_left=lambda: None)  # likewise
         self.drafters = Drafters(worker, feeds, self.admitted, self.came.put, self.came.put, news)
         for number, drafter in enumerate(drafters, 1):
             self.drafters.told_of(DrafterAt(number, drafter.endpoint, 77))

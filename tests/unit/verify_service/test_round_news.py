@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,9 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.jobs, self.said = list[Callable[[], None]](), list[list[Up]]()
         self.leaving, self.now = False, 100.0
-        self.news = RoundNews(self.jobs.append, self._say, lambda: self.leaving)
+        device: Any = SimpleNamespace(post=lambda job, *_, **__: self.jobs.append(job))
+        self.news = RoundNews(device, device, lambda job: job(), self._say)
+        self.news.leaving = lambda: self.leaving
         monkeypatch.setattr(round_news.time, "monotonic", lambda: self.now)
 
     def _say(self, news: Sequence[Up]) -> None:
