@@ -140,6 +140,8 @@ def main(argv: list[str] | None = None) -> int:
                 if args.kept is not None:
                     with args.kept.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(rows[-1], ensure_ascii=False) + "\n")
+    if not rows:
+        raise SystemExit(f"no case began within {args.seconds:g} s")
     return shown(rows, args.json)
 
 
