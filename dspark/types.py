@@ -198,6 +198,13 @@ def scores_problem(tokens: int, top: int) -> str | None:
     return None
 
 
+class InForm(NamedTuple):
+    """What the form of an answer made of one round."""
+
+    forced: tuple[bool, ...]  # of each token committed in it: whether nothing else might have come
+    forbidden: bool  # whether the drafted token behind those kept might not come
+
+
 class Verdict(NamedTuple):
     """How many drafted tokens were kept, and the one token the target adds."""
 
@@ -207,6 +214,7 @@ class Verdict(NamedTuple):
     features_through: int
     judged: int  # drafted tokens verified: fewer than were asked for where the verifier had no pages for them
     logprobs: tuple[ScoredToken, ...] = ()  # of the tokens kept and added, where the law asks for them
+    form: InForm | None = None  # where its answer has one
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,13 @@ Two keep it: `packed_step.PackedStep`, which runs a target, and `synthetic.Synth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dspark.types import Draws, Refusal, Verdict
 from verify_service.sequences import CachedSequence, VerifyItem
-
-if TYPE_CHECKING:  # it needs torch
-    from dspark.decoding.masking import FormCounts
 
 
 class PromptChunk(NamedTuple):
@@ -56,7 +53,6 @@ class Stepped(NamedTuple):
 
     outcomes: Sequence[Verdict | Refusal]
     tokens: int  # of the items
-    forms: FormCounts | None = None  # what forms did
 
 
 class BatchRunner(Protocol):

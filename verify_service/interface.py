@@ -23,7 +23,7 @@ from verify_service.config import VerifyConfig
 from verify_service.sequences import VerifyItem
 
 if TYPE_CHECKING:
-    from dspark.decoding.masking import FormCounts, Matcher
+    from dspark.decoding.masking import Matcher
 
 
 class FeatureRun(Protocol):
@@ -74,7 +74,6 @@ class Judged:
     forward_ns: int
     prefill_tokens: int = 0  # of prompts that rode along; what came of them is `VerifyEnginePort.take_news`
     near_ties: int = 0  # positions of coupled sequences that rounding could decide otherwise
-    forms: Sequence[FormCounts] = ()  # what forms did in each pass
     # By sequence, [slots, 2] float32: the chance to get to each slot judged, and to keep it too; and what the rule
     # saw of the drafted tokens. See `dspark/decoding/draws.py`.
     labels: Mapping[int, npt.NDArray[np.float32]] = field(default_factory=dict)

@@ -20,8 +20,8 @@ from torch import Tensor
 from dspark.decoding.acceptance import DrawsWatch, PackedCase
 from dspark.decoding.draws import Labels
 from dspark.decoding.logprobs import prompt_logprobs
-from dspark.decoding.masking import FormCounts, Masks, mask
-from dspark.types import Draws, Refusal, ScoredPrompt, ScoredToken, Verdict
+from dspark.decoding.masking import Masks, in_form, mask
+from dspark.types import Draws, InForm, Refusal, ScoredPrompt, ScoredToken, Verdict
 from verify_service.batch_runner import BatchFailed, PromptChunk, Stepped, spoil
 from verify_service.feature_store import FeatureStore
 from verify_service.judging import Sampler, masks_of, shaper_of, told
@@ -224,7 +224,6 @@ class PackedStep:
         """What came of it becomes so, but for sequences that have left since."""
         holdings, prepared = self._holdings, executed.prepared
         outcomes: list[Verdict | Refusal] = []
-        forms = FormCounts()
         each = zip(prepared.states, prepared.items, executed.decided, prepared.masks, strict=True)
         for state, item, decided, masks in each:
             if isinstance(decided, Refusal):
@@ -232,9 +231,8 @@ class PackedStep:
             elif not self._there(state):
                 outcomes.append(unknown(item.cursor))
             else:
-                outcomes.append(self._commit_item(state, item, *decided))
-                if _is_mask(masks):
-                    forms = forms.with_round(masks, item.draft_ids, decided[0])
+                form = in_form(masks, item.draft_ids, decided[0]) if _is_mask(masks) else None
+                outcomes.append(self._commit_item(state, item, *decided, form))
         for chunk, scored, logits in zip(prepared.chunks, executed.scored, executed.last_logits, strict=True):
             if self._there(chunk.state):
                 holdings.copied(chunk.state)
@@ -245,7 +243,7 @@ class PackedStep:
         for chunk in prepared.chunks:
             if self._there(chunk.state) and chunk.state.cached == chunk.state.prompt_len:  # rows and all are there
                 holdings.keep_prefix(chunk.state)
-        return Stepped(outcomes, prepared.tokens, forms)
+        return Stepped(outcomes, prepared.tokens)
 
     def _there(self, state: CachedSequence) -> bool:
         return self._holdings.states.get(state.sequence) is state
@@ -257,6 +255,7 @@ class PackedStep:
         accepted: int,
         next_token: int,
         logprobs: tuple[ScoredToken, ...],
+        form: InForm | None,
     ) -> Verdict | Refusal:
         """Its matcher goes on to the tokens, and so does the sequence."""
         tokens = [*item.draft_ids[:accepted], next_token]
@@ -269,7 +268,7 @@ class PackedStep:
         state.cached += 1 + accepted
         through = state.cached if self._store is not None else 0
         state.round = item.cursor.round
-        return Verdict(item.cursor, accepted, next_token, through, len(item.draft_ids), logprobs)
+        return Verdict(item.cursor, accepted, next_token, through, len(item.draft_ids), logprobs, form)
 
     def _keep(self, executed: Executed) -> None:
         """Feature rows, made or owed: in one go, as a cohort has a row or two of each. Not of who has left since."""

@@ -128,7 +128,8 @@ class RoundPasses:
                 drawn.append(Drawn(()))
             else:
                 verdicts[item.cursor.sequence] = outcome
-                drawn.append(Drawn((*item.draft_ids[: outcome.accepted], outcome.next_token)))
+                tokens = (*item.draft_ids[: outcome.accepted], outcome.next_token)
+                drawn.append(Drawn(tokens) if outcome.form is None else Drawn(tokens, *outcome.form))
         self._ran[running.number] = Ran(running, judged, verdicts, time.monotonic())
         while len(self._ran) > REMEMBERED:
             self._note(self._ran.pop(next(iter(self._ran))).judged)
@@ -137,10 +138,10 @@ class RoundPasses:
     def _note(self, judged: Judged) -> None:
         metrics = self._metrics
         metrics.coupled_near_ties.inc(judged.near_ties)
-        for counts in judged.forms:
-            metrics.form_tokens.inc(counts.tokens)
-            metrics.form_forced_tokens.inc(counts.forced)
-            metrics.form_refused_drafts.inc(counts.refused)
+        for form in [each.form for each in judged.outcomes if isinstance(each, Verdict) and each.form is not None]:
+            metrics.form_tokens.inc(len(form.forced))
+            metrics.form_forced_tokens.inc(sum(form.forced))
+            metrics.form_refused_drafts.inc(form.forbidden)
         metrics.forward_seconds.labels(kind="verify").observe(judged.forward_ns * 1e-9)
         metrics.verify_batch_tokens.observe(judged.tokens)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,6 @@ from dspark.types import Draws, Refusal, RefusalReason, Verdict
 from verify_service.batch_runner import BatchFailed, BatchRunner, ExecutedBatch, PreparedBatch, PromptChunk, spoil
 from verify_service.interface import Judged, Progress, PromptPrefill
 from verify_service.sequences import CachedSequence, VerifyItem
-
-if TYPE_CHECKING:  # it needs torch
-    from dspark.decoding.masking import FormCounts
 
 log = structlog.get_logger("dspark.verify")
 
@@ -95,7 +92,6 @@ class UnderWay:
         began = time.perf_counter_ns()
         outcomes = self._outcomes
         progress: list[Progress] = []
-        forms: list[FormCounts] = []
         tokens = 0
         for prepared in self._spoilt:
             spoil(prepared)
@@ -107,7 +103,6 @@ class UnderWay:
                 spoil(executed.prepared)
                 continue
             tokens += stepped.tokens
-            forms += [stepped.forms] if stepped.forms is not None else []
             outcomes |= dict(zip(indices, stepped.outcomes, strict=True))
             if executed.prepared.chunks:
                 for prefill, chunk in self.riders:
@@ -120,7 +115,6 @@ class UnderWay:
             tokens=tokens,
             forward_ns=self._spent_ns + time.perf_counter_ns() - began,
             near_ties=self._near_ties,
-            forms=forms,
             prefill_tokens=sum(each.tokens for each in progress),
             labels=self._labels,
             draws=self._draws,

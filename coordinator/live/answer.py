@@ -18,7 +18,7 @@ from coordinator.reception.input_processor import LONG_TEXT, encoded_now
 from coordinator.reception.response_stream import ResponseStream, write_complete
 from coordinator.reception.tokenizer import TextStream, Tokenizer
 from coordinator.requests.request import inside
-from coordinator.watching.explaining import Origin, Sums, origins, told
+from coordinator.watching.explaining import Origin, Sums, Told, origins, told
 from coordinator.watching.watch import Explain, RoundPart
 from dspark.client.request import Sampling, write_request
 from dspark.errors import RequestCancelled
@@ -48,6 +48,7 @@ class AnswerWish(StrictBody):
     rule: Rule = ""
     seed: Annotated[int, Field(ge=0, lt=2**53)] | None = None
     drafter: str = ""
+    shape: Annotated[str, Field(max_length=MAX_CONTENT)] = ""  # a JSON schema, or a regular expression
 
 
 async def prompt_of(api: Api, messages: Sequence[Turn], max_tokens: int) -> tuple[str | tuple[int, ...], int]:
@@ -90,14 +91,16 @@ class Speaker:
             else origins(round.accepted, round.verified, len(piece.tokens))
         )
         part = self._parts.pop(self._offset, None)
+        found = told(part) if part is not None and round is not None else None
+        forced = found.forced if found is not None else (False,) * len(piece.tokens)
         said = {
             "type": "round" if round is not None else "first",
             "offset": self._offset,
             "tokens": [
-                {"id": token, "text": text, "origin": origin.value}
-                for token, text, origin in zip(piece.tokens, self._texts(piece), came, strict=True)
+                {"id": token, "text": text, "origin": origin.value, "forced": only}
+                for token, text, origin, only in zip(piece.tokens, self._texts(piece), came, forced, strict=True)
             ],
-            "told": self._told(part) if part is not None and round is not None else None,
+            "told": self._told(found) if found is not None else None,
         }
         self._offset += len(piece.tokens)
         return said
@@ -114,8 +117,7 @@ class Speaker:
     def _alone(self, token: int) -> str:
         return f" {token}" if self._tokenizer is None else self._tokenizer.decode([token], skip_special=False)
 
-    def _told(self, part: RoundPart) -> dict[str, Any]:
-        found = told(part)
+    def _told(self, found: Told) -> dict[str, Any]:
         return {
             "empty_because": found.empty_because,
             "prefix": found.prefix,
@@ -170,6 +172,7 @@ def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventStream:
             rule=wish.rule,
             seed=wish.seed,
             drafter=wish.drafter,
+            constraint={"json_schema" if wish.shape.startswith("{") else "regex": wish.shape} if wish.shape else None,
             request_id=f"live-{secrets.token_hex(8)}",
         )
         prompt, left_out = await prompt_of(api, [each.model_dump() for each in wish.messages], wish.max_tokens)

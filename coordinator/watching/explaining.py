@@ -33,6 +33,7 @@ class Fate(enum.Enum):
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
+    FORBIDDEN = "forbidden"  # rejected, because the form of the answer forbids it
     VOID = "void"  # verified, behind a rejected one
     UNVERIFIED = "unverified"
     CUT = "cut"  # accepted, behind the end of the answer
@@ -78,6 +79,7 @@ class Told:
     accepted: int
     tokens: tuple[int, ...]  # committed
     origins: tuple[Origin, ...]  # of them
+    forced: tuple[bool, ...]  # of them: whether the form of the answer left nothing else
     why: PrefixEnd
     price: float | None  # None where no curve was in force
     cohort: Sums
@@ -109,12 +111,14 @@ def origins(accepted: int, judged: int, kept: int) -> tuple[Origin, ...]:
     return (*[Origin.DRAFTED] * accepted, last)[:kept]
 
 
-def fate_of(slot: int, accepted: int, judged: int, kept: int) -> Fate:
-    if slot < accepted:
+def fate_of(slot: int, said: RoundReport, kept: int) -> Fate:
+    if slot < said.accepted:
         return Fate.ACCEPTED if slot < kept else Fate.CUT
-    if slot >= judged:
+    if slot >= said.verified:
         return Fate.UNVERIFIED
-    return Fate.REJECTED if slot == accepted else Fate.VOID
+    if slot > said.accepted:
+        return Fate.VOID
+    return Fate.FORBIDDEN if said.forbidden else Fate.REJECTED
 
 
 def sums_of(made: Reported) -> Sums:
@@ -158,7 +162,7 @@ def told(part: RoundPart) -> Told:
             float(sure),
             float(alive[slot]),
             float(alive[slot]) * terms.weight,
-            fate_of(slot, said.accepted, said.verified, kept),
+            fate_of(slot, said, kept),
         )
         for slot, sure in enumerate(said.confidence)
     )
@@ -178,6 +182,7 @@ def told(part: RoundPart) -> Told:
         accepted=min(said.accepted, kept),
         tokens=said.tokens[:kept],
         origins=origins(said.accepted, said.verified, kept),
+        forced=(said.forced or (False,) * len(said.tokens))[:kept],
         why=_why(said, terms, part.room),
         price=price(made),
         cohort=sums_of(made),

@@ -93,6 +93,7 @@ def write(found: Told) -> control_pb2.RoundExplanation:
         accepted=found.accepted,
         token_ids=found.tokens,
         origins=[cast("control_pb2.Origin", f"ORIGIN_{origin.name}") for origin in found.origins],
+        forced=found.forced,
         why=cast("control_pb2.PrefixEnd", f"PREFIX_END_{found.why.name}"),
         price=found.price,
         sequences=sums.sequences,

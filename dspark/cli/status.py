@@ -38,7 +38,7 @@ _WHY = {
     "threshold": "the next one's confidence is too low",
     "price": "the next one brings less than it costs",
 }
-_SIGNS = {"accepted": "+", "rejected": "x", "void": "-", "unverified": ".", "cut": "|"}
+_SIGNS = {"accepted": "+", "rejected": "x", "forbidden": "!", "void": "-", "unverified": ".", "cut": "|"}
 
 
 def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -245,7 +245,7 @@ def shape(told: RoundExplanation | EndedAnswer) -> dict[str, Any]:
 
 
 def line(told: RoundExplanation) -> str:
-    """Of one round: `+` accepted, `x` rejected, `-` behind it, `.` not verified."""
+    """Of one round: `+` accepted, `x` rejected, `!` by the answer's form, `-` behind it, `.` not verified."""
     words = _WHY.get(told.why, told.why)
     if told.empty_because:
         words += f": {told.empty_because}"
@@ -253,10 +253,11 @@ def line(told: RoundExplanation) -> str:
         words += f" ({told.slots[told.prefix].gain:.2f} tokens against {told.price:.2f})"
     if told.late:
         words += f"; late: {', '.join(told.late)}"
+    forced = f" ({sum(told.forced)} forced)" if any(told.forced) else ""
     block = "".join(_SIGNS.get(slot.fate, "?") for slot in told.slots)
     return (
         f"{told.offset:5d}  {block:<12}  verified {told.prefix}, accepted {told.accepted}, "
-        f"committed {len(told.token_ids)}  step of {told.sequences}: {told.step_tokens} tokens  "
+        f"committed {len(told.token_ids)}{forced}  step of {told.sequences}: {told.step_tokens} tokens  "
         f"{told.round_ms:.2f} ms = draft {told.draft_ms:.2f} ({told.draft_pass_ms:.2f} computing)"
         f" + verify {told.verify_ms:.2f} ({told.verify_pass_ms:.2f} computing)"
         f" + {max(told.round_ms - told.draft_ms - told.verify_ms, 0.0):.2f}  {words}"

@@ -17,7 +17,7 @@ class SlotExplanation:
     confidence: float  # calibrated, given that all slots before it are accepted
     survival: float  # running product of confidences
     gain: float  # tokens it was expected to bring
-    fate: str  # "accepted", "rejected", "void", "unverified" or "cut"
+    fate: str  # "accepted", "rejected", "forbidden" by the answer's form, "void", "unverified" or "cut"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class RoundExplanation:
     verify_ms: float  # waited for verdicts
     verify_pass_ms: float  # device time
     late: tuple[str, ...]  # drafters that were not waited for any longer, or lost
+    forced: tuple[bool, ...]  # of token_ids: whether the form of the answer left nothing else
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,14 @@ Symbols: l drafted tokens of one sequence, which owns l + 1 rows; V vocabulary; 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from dspark.types import InForm
 
 Masks = npt.NDArray[np.int32]
 
@@ -40,20 +42,11 @@ class Matcher(Protocol):
         """These were committed. What stands behind the end of the answer does not count."""
 
 
-class FormCounts(NamedTuple):
-    """What forms did to tokens that were committed, and to drafts."""
-
-    tokens: int = 0  # committed in some form
-    forced: int = 0  # of these, nothing else might have come
-    refused: int = 0  # blocks that ended at a drafted token that might not come
-
-    def with_round(self, masks: Masks, drafted: Sequence[int], accepted: int) -> FormCounts:
-        """And a round more, which kept so many drafted tokens and added one."""
-        said = masks[: accepted + 1]
-        forced = sum(_single(row) for row in said)
-        reached = accepted < min(len(drafted), len(masks))
-        fell = reached and not masks[accepted, drafted[accepted] // 32] >> drafted[accepted] % 32 & 1
-        return FormCounts(self.tokens + len(said), self.forced + forced, self.refused + bool(fell))
+def in_form(masks: Masks, drafted: Sequence[int], accepted: int) -> InForm:
+    """What these masks made of a round that kept so many drafted tokens and added one."""
+    reached = accepted < min(len(drafted), len(masks))
+    forbidden = reached and not masks[accepted, drafted[accepted] // 32] >> drafted[accepted] % 32 & 1
+    return InForm(tuple(map(_single, masks[: accepted + 1])), bool(forbidden))
 
 
 def _single(row: Masks) -> bool:

@@ -103,6 +103,8 @@ class Drawn(NamedTuple):
     """What a pass drew for one of its rows."""
 
     tokens: tuple[int, ...]  # the accepted ones and the target's own; none where it could not be judged
+    forced: tuple[bool, ...] = ()  # see `InForm`
+    forbidden: bool = False
 
     @property
     def accepted(self) -> int:
@@ -214,6 +216,8 @@ class RoundReport(NamedTuple):
     confidence: Sequence[float] = ()  # of the drafted slots
     why_empty: str = ""
     drafter: int = 0
+    forced: tuple[bool, ...] = ()  # of each token, whether its form left nothing else; empty where all had a choice
+    forbidden: bool = False  # whether a form forbids the drafted token behind the accepted ones
 
 
 class Report(NamedTuple):

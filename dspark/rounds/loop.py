@@ -27,6 +27,7 @@ from dspark.rounds.events import (
     DrafterEvent,
     DrafterLost,
     DrafterReady,
+    Drawn,
     How,
     Keep,
     PassEnded,
@@ -205,7 +206,7 @@ class RoundLoop:
                     sequence.leaving = Why.FAILED
                 settled.append(sequence)
                 continue
-            rounds.append(self._judged(sequence, drawn.tokens))
+            rounds.append(self._judged(sequence, drawn))
             if sequence.state is State.SETTLING:
                 settled.append(sequence)
         if rounds:
@@ -213,12 +214,15 @@ class RoundLoop:
         for sequence in settled:
             self._leaving.settled(sequence)
 
-    def _judged(self, sequence: SequenceState, tokens: tuple[int, ...]) -> RoundReport:
+    def _judged(self, sequence: SequenceState, drawn: Drawn) -> RoundReport:
         number, epoch, round, before = sequence.number, sequence.epoch, sequence.round, sequence.committed_len
         verified, block, why, drafter = sequence.prefix, sequence.block, sequence.why_empty, sequence.drafter
         sequence.apply(Event.JUDGED)
-        said = sequence.commit(tokens)
-        return RoundReport(number, epoch, round, before, said, len(tokens) - 1, verified, block, why, drafter)
+        said, forced = sequence.commit(drawn.tokens), drawn.forced
+        forced = (*forced, *[False] * len(said))[: len(said)] if any(forced) else ()
+        return RoundReport(
+            number, epoch, round, before, said, drawn.accepted, verified, block, why, drafter, forced, drawn.forbidden
+        )
 
     def _pass_failed(self, told: PassFailed, now: float) -> None:
         self.counts["pass that failed"] += 1

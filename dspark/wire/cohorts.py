@@ -20,7 +20,7 @@ MAX_ROWS = 1 << 16  # sequences of one cohort
 MAX_SLOTS = 64  # longest block anybody may send
 ROUNDING = 1e-6  # by which a sum of chances may miss its bounds
 
-Part = TypeVar("Part", tuple[int, ...], tuple[float, ...])
+Part = TypeVar("Part", tuple[int, ...], tuple[float, ...], tuple[bool, ...])
 
 _WORD = 4  # bytes of an id or a probability
 

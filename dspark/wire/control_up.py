@@ -91,6 +91,10 @@ def _report(told: PassReport) -> verify_pb2.ControlUp.News:
         prefill_tokens=told.prefill_tokens,
         pages_free=told.pages_free,
         started=None if told.started is None else _started(told.started),
+        forced=chain.from_iterable([each.forced or (False,) * len(each.tokens) for each in rounds])
+        if any(each.forced for each in rounds)
+        else (),
+        forbidden=[each.forbidden for each in rounds] if any(each.forbidden for each in rounds) else (),
     )
     setattr(message, "pass", told.report.number)  # a word of Python's
     return _News(report=message)
@@ -163,6 +167,10 @@ def _read_rounds(message: verify_pb2.PassReport) -> list[RoundReport]:
     token_ends, slot_ends = bounds(tokens), bounds(drafted)
     fit(token_ends[-1], of="report.", token_ids=message.token_ids)
     fit(slot_ends[-1], of="report.", confidence=message.confidence)
+    if message.forced:
+        fit(token_ends[-1], of="report.", forced=message.forced)
+    if message.forbidden:
+        fit(count, of="report.", forbidden=message.forbidden)
     reasons = ["", *message.reasons]
     return list(
         map(
@@ -177,6 +185,8 @@ def _read_rounds(message: verify_pb2.PassReport) -> list[RoundReport]:
             parts(tuple(message.confidence[:]), slot_ends),
             [reasons[place] for place in message.why_empty],
             message.drafter[:],
+            parts(tuple(message.forced[:]), token_ends) if message.forced else [()] * count,
+            message.forbidden[:] or [False] * count,
         )
     )
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import enum
 import json
 import re
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
+import httpx
 import openai
 import pydantic
 import pytest
 
+from dspark.cli.status import line
 from dspark.client import Client
 from dspark.errors import InvalidRequest
 from dspark.types import Constraint, RefusalReason
-from tests.services.http_cell import HttpCell
+from tests.services.http_cell import HttpCell, until
 from verify_service.grammars import grammars
 from verify_service.interface import Grammar
 
@@ -194,6 +197,50 @@ def test_metrics_tell_what_forms_did(cell: HttpCell) -> None:
     assert after["form_tokens"] >= made.usage.completion_tokens - 1, "the first is of no round"
     assert 1 <= after["form_forced_tokens"] < after["form_tokens"], "its end at least is forced, its digits are not"
     assert after["form_refused_drafts"] >= 1, "no drafter expects this"
+
+
+def shown(cell: HttpCell, shape: str) -> list[dict[str, Any]]:
+    """Events of an answer as the live page gets them."""
+    asked = {"messages": [{"role": "user", "content": "x"}], "shape": shape, "policy": "fixed:3"}
+    answer = httpx.post(f"{cell.url}/live/generate", json=asked, timeout=60.0)
+    return [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n") if event]
+
+
+def tokens_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [token for event in events if event["type"] in ("first", "round") for token in event["tokens"]]
+
+
+def test_the_live_page_tells_what_forms_did_to_every_token_and_draft(cell: HttpCell) -> None:
+    events = shown(cell, "abc[0-9]{4}xyz")
+    tokens = tokens_of(events)
+    assert re.fullmatch("abc[0-9]{4}xyz", "".join(token["text"] for token in tokens))
+    assert not any(token["forced"] for token in tokens if token["text"].isdigit())
+    assert tokens[-1]["forced"], "nothing but the end may follow"
+    rounds = [event["told"] for event in events if event["type"] == "round"]
+    fates = [(place == told["accepted"], slot["fate"]) for told in rounds for place, slot in enumerate(told["slots"])]
+    assert (True, "forbidden") in fates, "no drafter expects this"
+    assert (False, "forbidden") not in fates
+    check("".join(token["text"] for token in tokens_of(shown(cell, json.dumps(SCHEMA)))))
+
+
+def test_explain_tells_what_forms_did(cell: HttpCell) -> None:
+    def answer() -> None:
+        with Client(cell.coordinator.endpoint) as mine:
+            shape = {"regex": "[0-9]{400}xyz"}
+            mine.complete("x", constraint=shape, policy="fixed:3", max_tokens=500, temperature=0.0, request_id="shaped")
+
+    asking = threading.Thread(target=answer)
+    asking.start()
+    until(lambda: cell.coordinator.admission.find("shaped") is not None)
+    with Client(cell.coordinator.endpoint) as client:
+        rounds = list(client.explain("shaped", timeout=60.0))
+    asking.join()
+    assert all(len(told.forced) == len(told.token_ids) for told in rounds)
+    assert rounds[-1].forced[-1]
+    assert "forced)" in line(rounds[-1])
+    fallen = [told for told in rounds if "forbidden" in {slot.fate for slot in told.slots}]
+    assert fallen
+    assert "!" in line(fallen[0])
 
 
 def test_a_verifier_that_keeps_no_form_says_so(cell: HttpCell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,6 +201,27 @@ def test_policies_and_rules_are_switched(visit: Open) -> None:
     assert not page.is_visible("#amount")
 
 
+def test_what_a_form_forces_and_forbids_is_seen(visit: Open) -> None:
+    seen = visit().ready().drafting()
+    page = seen.page
+    assert not page.is_visible("#forced-legend")
+    page.fill("#shape", "abc[0-9]{4}xyz")
+    seen.ask(WORKSHEET, tokens=24)
+    assert seen.said()[:3] + seen.said()[7:] == "abcxyz"
+    forced = page.locator("#log .tok.forced").count()
+    assert forced >= 1
+    assert seen.text("#n-forced") == str(forced)
+    assert page.is_visible("#forced-legend")
+    fell = []
+    for number in range(1, seen.rounds + 1):
+        seen.look_at(number)
+        fell.append(page.locator("#block tr[data-fate=forbidden]").count())
+        assert ("left the form" in seen.text("#why")) == bool(fell[-1])
+    assert set(fell) == {0, 1}
+    page.click("#anew")
+    assert not page.is_visible("#forced-legend")
+
+
 def test_suggestions_are_sent_and_temperature_draws(visit: Open) -> None:
     seen = visit().ready()
     page = seen.page

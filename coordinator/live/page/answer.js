@@ -13,7 +13,7 @@ export class Answer {
     this.rounds = [];
     this.tokens = [];
     this.end = null;
-    this.counts = { drafted: 0, bonus: 0, corrected: 0, plain: 0 };
+    this.counts = { drafted: 0, bonus: 0, corrected: 0, plain: 0, forced: 0 };
     this.marked = [];
     this.caret = el("span", { class: "caret" });
     this.said = el("div", { class: "said" }, this.caret);
@@ -39,7 +39,10 @@ export class Answer {
     const index = event.type === "round" ? this.rounds.length : null;
     const spans = event.tokens.map((token) => this.span(token, index));
     if (event.type === "round") this.rounds.push({ ...event, spans });
-    for (const token of event.tokens) this.counts[token.origin] += 1;
+    for (const token of event.tokens) {
+      this.counts[token.origin] += 1;
+      this.counts.forced += token.forced;
+    }
     this.tokens.push(...event.tokens);
     this.caret.before(...spans);
     this.tell();
@@ -49,6 +52,10 @@ export class Answer {
     const span = el("span", { class: "tok", "data-origin": token.origin, "data-round": index }, token.text);
     if (token.text === "") span.classList.add("unsaid");
     else if (token.text.includes("\n")) span.classList.add("breaks");
+    if (token.forced) {
+      span.classList.add("forced");
+      span.title = "the form left nothing else";
+    }
     return span;
   }
 

@@ -12,8 +12,8 @@ const SHOWN = 4; // questions to begin with
 /** Fills in the cell's own defaults. */
 export function prepare(cell) {
   const [given, amount] = cell.policy.split(":");
-  if (![...$("policy").options].some((option) => option.value === policy)) $("policy").append(el("option", {}, policy));
-  $("policy").value = policy;
+  if (![...$("policy").options].some((option) => option.value === given)) $("policy").append(el("option", {}, given));
+  $("policy").value = given;
   showAmount();
   if (amount) $("amount").value = amount;
   $("rule").value = cell.rule;
@@ -66,7 +66,8 @@ export function settings() {
     rule: $("rule").value,
     seed: crypto.getRandomValues(new Uint32Array(1))[0],
   };
-  return $("drafter").value ? { ...asked, drafter: $("drafter").value } : asked;
+  for (const name of ["drafter", "shape"]) if ($(name).value) asked[name] = $(name).value;
+  return asked;
 }
 
 $("policy").addEventListener("change", showAmount);

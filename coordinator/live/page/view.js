@@ -5,7 +5,7 @@ import { showRound } from "./round.js";
 
 const CALM_MS = 180; // least time between two rounds that the view follows
 
-const ORIGINS = ["drafted", "bonus", "corrected", "plain"];
+const COUNTED = ["drafted", "bonus", "corrected", "plain", "forced"];
 
 let answer = null;
 let chosen = 0;
@@ -67,7 +67,8 @@ function legend() {
   const counts = answer?.counts ?? {};
   const total = answer?.tokens.length || 1;
   for (const part of $("share").children) part.style.width = `${(100 * (counts[part.dataset.origin] ?? 0)) / total}%`;
-  for (const origin of ORIGINS) say($(`n-${origin}`), String(counts[origin] ?? 0));
+  for (const name of COUNTED) say($(`n-${name}`), String(counts[name] ?? 0));
+  $("forced-legend").hidden = !counts.forced;
 }
 
 $("which").addEventListener("input", () => choose(answer, Number($("which").value) - 1));

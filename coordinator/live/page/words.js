@@ -22,6 +22,7 @@ const EMPTY = {
 const FATES = {
   accepted: "accepted",
   rejected: "rejected",
+  forbidden: "not in the form",
   void: "behind it",
   unverified: "not verified",
   cut: "past the end",
@@ -77,6 +78,7 @@ function chosen(told) {
 function outcome(told) {
   if (!told.prefix) return "";
   if (told.accepted === told.prefix) return "The model agreed, and added a token of its own.";
+  if (told.slots[told.accepted].fate === "forbidden") return "The draft left the form of the answer, so the model said its own token instead.";
   if (told.accepted === 0) return "The model disagreed at once and said its own token instead.";
   return `The model agreed with ${told.accepted === 1 ? "the first" : `the first ${told.accepted}`}, then said its own token instead.`;
 }

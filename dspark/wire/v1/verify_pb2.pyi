@@ -246,7 +246,7 @@ class ControlUp(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., lease_ms: _Optional[int] = ..., news: _Optional[_Iterable[_Union[ControlUp.News, _Mapping]]] = ...) -> None: ...
 
 class PassReport(_message.Message):
-    __slots__ = ("plan", "sequence", "epoch", "round", "committed_before", "tokens", "token_ids", "accepted", "verified", "drafted", "confidence", "drafter", "why_empty", "reasons", "logprobs", "labels", "draws", "forward_s", "round_s", "draft_s", "waited_s", "context", "batch_tokens", "prefill_tokens", "pages_free", "started")
+    __slots__ = ("plan", "sequence", "epoch", "round", "committed_before", "tokens", "token_ids", "accepted", "verified", "drafted", "confidence", "drafter", "why_empty", "reasons", "logprobs", "labels", "draws", "forward_s", "round_s", "draft_s", "waited_s", "context", "batch_tokens", "prefill_tokens", "pages_free", "started", "forced", "forbidden")
     PASS_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -274,6 +274,8 @@ class PassReport(_message.Message):
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAGES_FREE_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
+    FORBIDDEN_FIELD_NUMBER: _ClassVar[int]
     plan: int
     sequence: _containers.RepeatedScalarFieldContainer[int]
     epoch: _containers.RepeatedScalarFieldContainer[int]
@@ -300,7 +302,9 @@ class PassReport(_message.Message):
     prefill_tokens: int
     pages_free: int
     started: PrefillStarted
-    def __init__(self, plan: _Optional[int] = ..., sequence: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., round: _Optional[_Iterable[int]] = ..., committed_before: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., verified: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., confidence: _Optional[_Iterable[float]] = ..., drafter: _Optional[_Iterable[int]] = ..., why_empty: _Optional[_Iterable[int]] = ..., reasons: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., labels: _Optional[bytes] = ..., draws: _Optional[_Iterable[_Union[Draws, _Mapping]]] = ..., forward_s: _Optional[float] = ..., round_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., waited_s: _Optional[float] = ..., context: _Optional[float] = ..., batch_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., pages_free: _Optional[int] = ..., started: _Optional[_Union[PrefillStarted, _Mapping]] = ..., **kwargs) -> None: ...
+    forced: _containers.RepeatedScalarFieldContainer[bool]
+    forbidden: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, plan: _Optional[int] = ..., sequence: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., round: _Optional[_Iterable[int]] = ..., committed_before: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., verified: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., confidence: _Optional[_Iterable[float]] = ..., drafter: _Optional[_Iterable[int]] = ..., why_empty: _Optional[_Iterable[int]] = ..., reasons: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., labels: _Optional[bytes] = ..., draws: _Optional[_Iterable[_Union[Draws, _Mapping]]] = ..., forward_s: _Optional[float] = ..., round_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., waited_s: _Optional[float] = ..., context: _Optional[float] = ..., batch_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., pages_free: _Optional[int] = ..., started: _Optional[_Union[PrefillStarted, _Mapping]] = ..., forced: _Optional[_Iterable[bool]] = ..., forbidden: _Optional[_Iterable[bool]] = ..., **kwargs) -> None: ...
 
 class PrefillStarted(_message.Message):
     __slots__ = ("forward_s", "cached_tokens", "prompt_logprobs")

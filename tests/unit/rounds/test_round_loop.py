@@ -109,6 +109,22 @@ def test_an_order_carries_the_rows_since_the_last_one_the_anchor_and_the_slots()
     assert (row.committed_len, row.first_row, row.round) == (PROMPT + 4, PROMPT, 2)
 
 
+@pytest.mark.parametrize(
+    ("drawn", "forced"),
+    [
+        (Drawn((3, 99, 5), (True, True, True), True), (True, True)),
+        (Drawn((3, 4, 5), (False, True), True), (False, True, False)),
+        (Drawn((3, 4, 5), (False, False, False), True), ()),
+    ],
+)
+def test_what_forms_did_is_reported_of_the_tokens_that_are_said(drawn: Drawn, forced: tuple[bool, ...]) -> None:
+    verifier = Verifier()
+    verifier.prefilled(1)
+    run = only(verifier.blocks(only(verifier.said, SendOrder), (0.9, 0.9, 0.9)), RunPass)
+    (said,) = rounds(verifier.tell(PassEnded(run.number, [drawn])))
+    assert (said.forced, said.forbidden) == (forced, True)
+
+
 def test_too_far_ahead_it_is_held_until_an_acknowledgement() -> None:
     verifier = Verifier(priced(window=0))
     verifier.tell(Admit(1, 0, PROMPT, 20))

@@ -135,9 +135,9 @@ def test_a_sequence_that_cannot_be_taken_is_refused_by_itself(field: str, spoil:
 
 
 ROUNDS = [
-    RoundReport(7, 2, 4, 30, (5, 6, 7), 2, 3, (0.5, 0.25, 0.125, 0.5), "", 4),
-    RoundReport(8, 0, 1, 12, (9,), 0, 0, (), "late", 0),
-    RoundReport(9, 0, 1, 12, (3,), 1, 1, (1.0,), "", 4),  # a stop token cut it
+    RoundReport(7, 2, 4, 30, (5, 6, 7), 2, 3, (0.5, 0.25, 0.125, 0.5), "", 4, (True, False, True), True),
+    RoundReport(8, 0, 1, 12, (9,), 0, 0, (), "late", 0, (False,)),
+    RoundReport(9, 0, 1, 12, (3,), 1, 1, (1.0,), "", 4, (True,)),  # a stop token cut it
 ]
 REPORT = PassReport(
     Report(12, 9, ROUNDS),
@@ -210,6 +210,8 @@ def test_every_reason_to_be_gone_travels() -> None:
         ("report.confidence", lambda told: told.confidence.append(1.0)),
         ("report.why_empty", lambda told: told.why_empty.__setitem__(0, 2)),
         ("report.drafter", lambda told: told.drafter.append(1)),
+        ("report.forced", lambda told: told.forced.pop()),
+        ("report.forbidden", lambda told: told.forbidden.append(True)),
         ("report.logprobs", lambda told: setattr(told.logprobs[0], "row", 3)),
         ("report.logprobs", lambda told: setattr(told.logprobs[0], "row", 1)),
         ("labels", lambda told: setattr(told, "labels", b"x")),
