@@ -64,7 +64,7 @@ globalThis.probe = (() => {
         .map(start);
     },
     legend() {
-      return [...document.querySelectorAll(".legend .tok")].map((token) => {
+      return [...document.querySelectorAll(".legend .tok[data-origin]")].map((token) => {
         const style = getComputedStyle(token);
         return [token.dataset.origin, style.backgroundColor, style.borderBottomStyle];
       });

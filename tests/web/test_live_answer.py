@@ -217,7 +217,7 @@ def test_what_a_form_forces_and_forbids_is_seen(visit: Open) -> None:
         seen.look_at(number)
         fell.append(page.locator("#block tr[data-fate=forbidden]").count())
         assert ("left the form" in seen.text("#why")) == bool(fell[-1])
-    assert set(fell) == {0, 1}
+    assert max(fell) == 1, "no drafter expects this"
     page.click("#anew")
     assert not page.is_visible("#forced-legend")
 
