@@ -166,6 +166,6 @@ def _usage(told: Object) -> Object:
         "input_tokens": told["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": told["prompt_tokens_details"]["cached_tokens"]},
         "output_tokens": told["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": told["completion_tokens_details"]["reasoning_tokens"]},
         "total_tokens": told["total_tokens"],
     }

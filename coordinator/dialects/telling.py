@@ -20,7 +20,7 @@ from coordinator.answers.answer import End
 from coordinator.beside import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import Asking
-from coordinator.http.calls import Part
+from coordinator.http.calls import Part, joined
 from coordinator.http.chat import AskedChat, read_chat
 from coordinator.http.errors import param_of
 from coordinator.http.forms import StructuredOutputs
@@ -173,12 +173,12 @@ async def _told(asking: Asking, reader: Reader, writer: Writer, translated: Tran
             out: list[Object] = []
             if not begun:
                 begun, out = True, [*writer.begin(usage_of(asking))]
-            parts = [part for one in shown for part in reader.push(one.text)]
+            parts = [part for one in shown for text in one.texts for part in reader.push(text)]
             if answer.end is not None:
                 parts += reader.close()
-            out += [event for part in parts for event in writer.part(part)]
+            out += [event for part in joined(parts) for event in writer.part(part)]
             if answer.end is not None:
-                out += writer.end(answer.end, usage_of(asking))
+                out += writer.end(answer.end, usage_of(asking, reader.thought))
             yield out
 
 

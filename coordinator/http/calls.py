@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from coordinator.http.objects import JsonKeys, JsonValue
@@ -32,6 +33,18 @@ class Part(NamedTuple):
     arguments: str = ""
 
 
+def joined(parts: Iterable[Part]) -> list[Part]:
+    """The same in as few parts as can be."""
+    made: list[Part] = []
+    for part in parts:
+        if made and not part.name and (part.call, bool(part.reasoning)) == (made[-1].call, bool(made[-1].reasoning)):
+            text, reasoning, call, name, id, arguments = made[-1]
+            part = Part(text + part.text, reasoning + part.reasoning, call, name, id, arguments + part.arguments)
+            made.pop()
+        made.append(part)
+    return made
+
+
 class CallReader:
     """Of one answer."""
 
@@ -44,7 +57,7 @@ class CallReader:
         # Where calls have no mark of their own the whole answer is one, or none is.
         self._call: _OpenCall | None = None if self._marks else _OpenCall(form)
         self._tail = False  # behind a call
-        self.calls = 0
+        self.calls = self.thought = 0
 
     def push(self, text: str) -> list[Part]:
         """What is known by now."""

@@ -122,6 +122,10 @@ class ChatShape:
         self._texts, self._make_reader = texts, make_reader
         self._readers: dict[int, Reader] = {}  # by answer
 
+    @property
+    def thought(self) -> int:
+        return sum(reader.thought for reader in self._readers.values())
+
     def opening(self, prompt: int, scored: Scored | None) -> Object | None:
         return {"delta": {"role": "assistant", "content": ""}}
 
@@ -129,7 +133,7 @@ class ChatShape:
         if self._make_reader is None:
             delta: Object = {"content": shown.text} if shown.text or shown.tokens else {}
         else:
-            delta = _delta(self._read(shown.index, shown.text, ended))
+            delta = _delta(self._read(shown.index, shown.texts, ended))
         return {"delta": delta, "logprobs": chat_logprobs(self._texts, shown)}
 
     def reason(self, index: int, reason: str) -> str:
@@ -139,20 +143,21 @@ class ChatShape:
     def whole(self, prompt: int, parts: list[OutputChunk], scored: Scored | None) -> Object:
         told = [chat_logprobs(self._texts, shown) for shown in parts if shown.logprobs]
         content = [one for each in told if each is not None for one in each["content"]]
-        text = "".join(shown.text for shown in parts)
-        message: Object = {"role": "assistant", "content": text, "refusal": None}
+        texts = [text for shown in parts for text in shown.texts]
+        message: Object = {"role": "assistant", "content": "".join(texts), "refusal": None}
         if self._make_reader is not None and parts:
-            message |= _message(self._read(parts[0].index, text, ended=True))
+            message |= _message(self._read(parts[0].index, texts, ended=True))
         return {
             "message": message,
             "logprobs": {"content": content, "refusal": None} if told else None,
             **prompt_logprobs(self._texts, scored),
         }
 
-    def _read(self, index: int, text: str, ended: bool) -> list[Part]:
+    def _read(self, index: int, texts: Sequence[str], ended: bool) -> list[Part]:
         assert self._make_reader is not None
         reader = self._readers.get(index) or self._readers.setdefault(index, self._make_reader())
-        return [*reader.push(text), *(reader.close() if ended else ())]
+        parts = [part for text in texts for part in reader.push(text)]
+        return parts + reader.close() if ended else parts
 
 
 def read_calling(api: Api, body: ChatBody) -> Calling | None:

@@ -42,6 +42,7 @@ class CompletionShape:
     """`text_completion`, streamed or whole."""
 
     whole_object = part_object = "text_completion"
+    thought = 0
 
     def __init__(
         self,

@@ -25,13 +25,14 @@ class HarmonyReader:
 
     def __init__(self) -> None:
         self._held, self._kind = "", ""  # kind of the message that is being read; empty within a head
-        self.calls = 0
+        self.calls = self.thought = 0
 
     def push(self, text: str) -> list[Part]:
+        before, parts = self._kind, list[Part]()
         self._held += text
-        parts: list[Part] = []
         while self._held and (self._body(parts) if self._kind else self._head(parts)):
             continue
+        self.thought += before == self._kind == "thought"
         return parts
 
     def close(self) -> list[Part]:

@@ -107,6 +107,10 @@ class ReplyShape(Protocol):
     whole_object: str
     part_object: str
 
+    @property
+    def thought(self) -> int:
+        """Tokens of thoughts so far, of all answers."""
+
     def opening(self, prompt: int, scored: Scored | None) -> Object | None:
         """The first part of a prompt's choices, before any token; None where there is nothing to say."""
 
@@ -169,7 +173,7 @@ def _written(
             choice["token_ids"] = [token for shown in said for token in shown.tokens]
             choice["prompt_token_ids"] = list(asking.streams[prompt].request.prompt)
         choices.append(choice)
-    told = _head(frame, shape.whole_object) | {"choices": choices, "usage": usage_of(asking)}
+    told = _head(frame, shape.whole_object) | {"choices": choices, "usage": usage_of(asking, shape.thought)}
     told |= _metrics(asking, frame)
     return json.dumps(told, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
@@ -182,7 +186,7 @@ async def streamed_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> Asy
     choices = len(asking.streams[0].output.answers)
 
     def chunk(number: int, choice: Object) -> bytes:
-        running = {"usage": usage_of(asking)} if frame.running_usage else quiet
+        running = {"usage": usage_of(asking, shape.thought)} if frame.running_usage else quiet
         return event(
             head | {"choices": [{"index": number, "logprobs": None, "finish_reason": None, **choice}]} | running
         )
@@ -210,7 +214,7 @@ async def streamed_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> Asy
                 out.append(chunk(prompt * choices + answer.index, choice))
             if out:
                 yield b"".join(out)
-        last = head | {"choices": [], "usage": usage_of(asking)} if frame.usage else {}
+        last = head | {"choices": [], "usage": usage_of(asking, shape.thought)} if frame.usage else {}
         metrics = _metrics(asking, frame)
         yield (event((last or head | {"choices": []}) | metrics) if last or metrics else b"") + DONE
     finally:
@@ -230,8 +234,8 @@ def _openings(
     return [chunk(number, choice) for number, (prompt, _) in enumerate(_answers(asking)) if prompt == asked]
 
 
-def usage_of(asking: Asking) -> Object:
-    """Tokens so far: every prompt once, all answers together."""
+def usage_of(asking: Asking, thought: int = 0) -> Object:
+    """Tokens so far: every prompt once, all answers together. thought: how many of them were thoughts."""
     outputs = [stream.output for stream in asking.streams]
     prompt = sum(len(output.request.prompt) for output in outputs)
     said = sum(answer.answered for output in outputs for answer in output.answers)
@@ -241,6 +245,7 @@ def usage_of(asking: Asking) -> Object:
         "completion_tokens": said,
         "total_tokens": prompt + said,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": thought},
     }
 
 

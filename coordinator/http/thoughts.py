@@ -26,8 +26,12 @@ class Reader(Protocol):
     def calls(self) -> int:
         """Of tools so far."""
 
+    @property
+    def thought(self) -> int:
+        """Tokens of thoughts so far, without those that begin and end them."""
+
     def push(self, text: str) -> list[Part]:
-        """What is known by now."""
+        """A token's text, and what is known by now."""
 
     def close(self) -> list[Part]:
         """What is left at the end of the answer."""
@@ -36,7 +40,7 @@ class Reader(Protocol):
 class PlainReader:
     """Of an answer that is nothing but text."""
 
-    calls = 0
+    calls = thought = 0
 
     def push(self, text: str) -> list[Part]:
         return [Part(text=text)] if text else []
@@ -49,7 +53,7 @@ class ThoughtReader:
     """Of an answer that thoughts may come before. inside: the prompt has begun them."""
 
     def __init__(self, rest: Reader, *, inside: bool) -> None:
-        self._rest = rest
+        self._rest, self.thought = rest, 0
         self._state = "inside" if inside else "before"
         self._held = ""
         self._said = False  # of what is told now, anything but line breaks
@@ -59,6 +63,12 @@ class ThoughtReader:
         return self._rest.calls
 
     def push(self, text: str) -> list[Part]:
+        was_inside = self._state == "inside"
+        parts = self._push(text)
+        self.thought += was_inside and self._state == "inside"
+        return parts
+
+    def _push(self, text: str) -> list[Part]:
         self._held += text
         if self._state == "before":
             rest = self._held.lstrip()

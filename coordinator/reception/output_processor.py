@@ -71,8 +71,12 @@ class OutputChunk:
     index: int
     offset: int  # index in the answer of the first of `tokens`
     tokens: list[int] = field(default_factory=list)
-    text: str = ""
+    texts: list[str] = field(default_factory=list)  # of each token whose text is shown
     logprobs: list[ScoredToken] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
 
 
 class AnswerOutput:
@@ -100,12 +104,12 @@ class AnswerOutput:
         if 0 < had < len(piece.tokens):  # text is made token by token, so it can be parted where the tokens are
             ended = self.read(piece.part(0, had), at, OutputChunk(self.index, 0))
             return self.read(piece.part(had, None), at, shown) or ended
-        kept, end, text = self._read(piece.tokens, piece.end)
+        kept, end, texts = self._read(piece.tokens, piece.end)
         self.answered += len(kept)
         self.unsaid += len(piece.tokens) - len(kept)
         if not had:
             shown.tokens += kept
-            shown.text += text
+            shown.texts += texts
             shown.logprobs += piece.logprobs[: len(kept)]
         self._count(piece, len(kept), at)
         if end is None:
@@ -113,10 +117,10 @@ class AnswerOutput:
         self.end, self.stats.ended = end, at
         return True
 
-    def _read(self, tokens: tuple[int, ...], end: End | None) -> tuple[tuple[int, ...], End | None, str]:
-        """(tokens that belong to the answer, its end, text to show)."""
+    def _read(self, tokens: tuple[int, ...], end: End | None) -> tuple[tuple[int, ...], End | None, list[str]]:
+        """(tokens that belong to the answer, its end, texts to show; what was held back is the last one's)."""
         if self._text is None:
-            return tokens, end, ""
+            return tokens, end, []
         shown: list[str] = []
         for index, token in enumerate(tokens):
             last = index == len(tokens) - 1
@@ -129,14 +133,15 @@ class AnswerOutput:
             piece, matched = self._stops.push(self._text.push(token), may_end=may_end)
             shown.append(piece)
             if matched is not None:
-                return tokens[: index + 1], End(Reason.STOP, text=matched), "".join(shown)
+                return tokens[: index + 1], End(Reason.STOP, text=matched), shown
         if end is not None:
             may_end = self.answered + len(tokens) > self._min_tokens
             piece, matched = self._stops.push(self._text.flush(), may_end=may_end)
-            shown.append(piece if matched else piece + self._stops.flush())
+            piece = piece if matched else piece + self._stops.flush()
+            shown[-1:] = ["".join([*shown[-1:], piece])]
             if matched is not None and end.reason is Reason.LENGTH:
                 end = End(Reason.STOP, text=matched)
-        return tokens, end, "".join(shown)
+        return tokens, end, shown
 
     def _count(self, piece: CommittedTokens, kept: int, at: float) -> None:
         stats = self.stats

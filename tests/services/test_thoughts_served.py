@@ -72,6 +72,29 @@ def test_a_stream_tells_thoughts_first_and_says_the_same(cell: HttpCell) -> None
     assert thought
 
 
+def thought_tokens(choice: Any) -> int:
+    """Those between the marks, by what each token says."""
+    said = [one.token for one in choice.logprobs.content]
+    begun = next(count for count in range(len(said)) if "<think>" in "".join(said[:count]))
+    return said.index("</think>") - begun
+
+
+def test_usage_counts_the_tokens_of_thoughts(cell: HttpCell) -> None:
+    fields: Any = {"response_format": FORM, "logprobs": True}
+    made = asked(cell, BUDGET, n=2, **fields)
+    expected = sum(map(thought_tokens, made.choices))
+    assert made.usage.completion_tokens_details.reasoning_tokens == expected > 2
+    assert asked(cell, None, **fields).usage.completion_tokens_details.reasoning_tokens == 0
+    fields["temperature"] = 0.0
+    choice = asked(cell, BUDGET, **fields).choices[0]
+    *_, last = asked(cell, BUDGET, stream=True, stream_options={"include_usage": True}, **fields)
+    assert last.usage.completion_tokens_details.reasoning_tokens == thought_tokens(choice)
+    asks: Any = {"model": "tiny", "input": "def f", "max_output_tokens": 300, "temperature": 0.0}
+    asks["text"] = {"format": {"type": "json_schema", "name": "thing", "schema": SCHEMA}}
+    said = cell.openai().responses.create(**asks, extra_body={"thinking_token_budget": BUDGET})
+    assert said.usage.output_tokens_details.reasoning_tokens == thought_tokens(choice)
+
+
 def test_a_forced_call_may_be_thought_about(cell: HttpCell) -> None:
     made = asked(cell, BUDGET, tools=TOOLS, tool_choice="required", parallel_tool_calls=False).choices[0]
     (call,) = made.message.tool_calls

@@ -12,7 +12,7 @@ import pytest
 import xgrammar
 
 from coordinator.http import objects
-from coordinator.http.calls import CallReader, Part
+from coordinator.http.calls import CallReader, Part, joined
 from coordinator.http.harmony import HarmonyReader
 from coordinator.http.template import ChatTemplate
 from coordinator.http.thoughts import PlainReader, ThoughtReader, with_budget
@@ -249,3 +249,29 @@ def test_the_template_says_how_calls_are_written(template: str, name: str | None
     source = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
     found = format_of(ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}))
     assert (found.name if found else None) == name
+
+
+CHANNEL = ["<|channel|>", "analysis", "<|message|>", "h", "m", "<|end|>", "<|start|>", "assistant", "<|channel|>"]
+
+
+@pytest.mark.parametrize(
+    ("reader", "tokens", "thought"),
+    [
+        (ThoughtReader(PlainReader(), inside=True), ["a", "", "b", "</think>", "c"], 3),
+        (ThoughtReader(PlainReader(), inside=False), ["<think>", "\n", "b", "</", "think", ">", "c"], 4),
+        (ThoughtReader(PlainReader(), inside=False), ["c", "d"], 0),
+        (ThoughtReader(CallReader(HERMES), inside=True), ["a"], 1),
+        (HarmonyReader(), [*CHANNEL, "final", "<|message|>", "c"], 2),
+    ],
+)
+def test_tokens_of_thoughts_are_counted(reader: Any, tokens: list[str], thought: int) -> None:
+    for token in tokens:
+        reader.push(token)
+    assert reader.thought == thought
+
+
+def test_parts_that_come_together_are_joined() -> None:
+    apart = [Part(reasoning="a"), Part(reasoning="b"), Part("c"), Part("d"), Part(call=0, name="f", id="x")]
+    apart += [Part(call=0, arguments="{"), Part(call=0, arguments="}"), Part(call=1, name="g", id="y"), Part("e")]
+    together = [Part(reasoning="ab"), Part("cd"), Part(call=0, name="f", id="x", arguments="{}")]
+    assert joined(apart) == [*together, Part(call=1, name="g", id="y"), Part("e")]

@@ -12,7 +12,13 @@ from coordinator.dialects.responses import ResponseWriter
 from coordinator.dialects.responses_body import ResponsesBody
 from coordinator.http.calls import Part
 
-USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2, "prompt_tokens_details": {"cached_tokens": 0}}
+USAGE = {
+    "prompt_tokens": 1,
+    "completion_tokens": 1,
+    "total_tokens": 2,
+    "prompt_tokens_details": {"cached_tokens": 0},
+    "completion_tokens_details": {"reasoning_tokens": 0},
+}
 
 
 @pytest.mark.parametrize("written", ['{"a": NaN}', '{"a": -1e999}', '{"a": "\\ud83d"}', '{"a": ', "[" * 100_000])
