@@ -20,7 +20,7 @@ from coordinator.http.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from coordinator.http.reply import Object, answered
 from coordinator.http.schema import ChatBody, described_by, read_body
 from coordinator.http.template import ChatTemplate, read_messages
-from coordinator.http.thoughts import BEGIN, END, PlainReader, Reader, ThoughtReader, with_budget
+from coordinator.http.thoughts import BEGIN, END, PlainReader, Reader, ThoughtReader, part_of, with_budget
 from coordinator.http.tools import Calling, read_tools
 from coordinator.reception.input_processor import LONG_TEXT, encoded, prompt_bytes
 from coordinator.reception.output_processor import OutputChunk
@@ -69,16 +69,17 @@ async def read_chat(api: Api, body: ChatBody) -> AskedChat:
     calling = read_calling(api, body)
     prompt = await read_prompt(api, body, calling)
     names = dict(_NAMES)
+    field, given = form_of(body.response_format, body.structured_outputs)
     if calling is not None and calling.form is not None:
-        names["constraint"] = "tools"
+        names["constraint"] = "tools" if given is None else field
     if body.max_completion_tokens is not None:
         names["sampling_params.max_tokens"] = "max_completion_tokens"
     form = calling.form if calling is not None else None
-    given, reader = form or form_of(body.response_format, body.structured_outputs)[1], None
+    given, reader = form or given, None
     if api.template is not None and (calling is not None or api.template.marks_thoughts or api.template.has_channels):
         assert api.processor.tokenizer is not None
         tail = api.processor.tokenizer.decode(prompt[-_TAIL:], skip_special=False).rstrip()
-        forced = given is not None and (calling is None or calling.forced)
+        forced = given is not None and (calling is None or calling.whole)
         inside = tail.endswith(BEGIN) and (body.thinking_token_budget is not None or not forced)
         reader = partial(_reader, calling, api.template, inside)
         if body.thinking_token_budget is not None and not tail.endswith(END):
@@ -168,11 +169,10 @@ def read_calling(api: Api, body: ChatBody) -> Calling | None:
         raise Unsupported("tools", "the target has no chat template")
     tokenizer = api.processor.tokenizer
     special = tokenizer.special_ids() if tokenizer is not None else {}
+    field, form = form_of(body.response_format, body.structured_outputs)
+    answer = None if form is None else part_of(form, field)
     asked = (body.tools, body.tool_choice, body.parallel_tool_calls)
-    calling = read_tools(*asked, api.template, api.tool_format, special)
-    if calling is not None and form_of(body.response_format, body.structured_outputs)[1] is not None:
-        raise Unsupported("response_format", "is not supported beside tools that may be called")
-    return calling
+    return read_tools(*asked, api.template, api.tool_format, special, answer)
 
 
 async def read_prompt(api: Api, body: ChatBody, calling: Calling | None = None) -> tuple[int, ...]:

@@ -206,6 +206,8 @@ async def streamed_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> Asy
                 if not ended and (shown is None or not (shown.text or shown.logprobs or frame.token_ids)):
                     continue
                 choice = shape.part(prompt, shown or OutputChunk(answer.index, answer.answered), ended)
+                if not (ended or frame.token_ids or choice["logprobs"] or choice.get("delta", True)):
+                    continue  # a reader holds it back
                 if frame.token_ids:
                     choice["token_ids"] = shown.tokens if shown else []
                 if ended:

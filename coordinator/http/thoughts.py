@@ -129,18 +129,14 @@ def with_budget(budget: int, form: Form | None, *, inside: bool, token: int | No
     ]
     if not inside:
         thoughts.insert(0, {"type": "const_string", "value": f"{BEGIN}\n"})
-    return {"structural_tag": {"type": "structural_tag", "format": _behind(thoughts, form)}}
+    rest = {"type": "any_tokens", "exclude_tokens": []} if form is None else part_of(form, "thinking_token_budget")
+    whole = {"type": "sequence", "elements": [*thoughts, rest]}
+    return {"structural_tag": {"type": "structural_tag", "format": whole}}
 
 
-def _behind(thoughts: list[Shape], form: Form | None) -> Shape:
-    return {"type": "sequence", "elements": [*thoughts, _part(form)]}
-
-
-def _part(form: Form | None) -> Shape:
-    """A form as a part of a structural tag."""
+def part_of(form: Form, field: str) -> Shape:
+    """A form as a part of a structural tag. field: what asks for that."""
     match form:
-        case None:
-            return {"type": "any_tokens", "exclude_tokens": []}
         case {"structural_tag": {"format": dict() as made}}:
             return made
         case {"json_schema": dict() as schema}:
@@ -154,4 +150,4 @@ def _part(form: Form | None) -> Shape:
             return {"type": "grammar", "grammar": grammar}
         case {"choice": list() as texts}:
             return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in texts]}
-    raise Unsupported("thinking_token_budget", "is not supported beside this form")
+    raise Unsupported(field, "is not supported with this form as a part of another")

@@ -183,7 +183,7 @@ class Calling:
     tools: Sequence[dict[str, Any]]  # as the template takes them
     form: dict[str, Any] | None  # `constraint` of the request, where calls are forced or strict
     format: Format
-    forced: bool  # the answer is a call
+    whole: bool  # the form is that of all of the answer
 
 
 def format_of(template: ChatTemplate, named: str = "") -> Format | None:
@@ -221,9 +221,10 @@ def read_tools(
     template: ChatTemplate,
     named: str = "",
     special: Mapping[str, int] | None = None,
+    answer: Shape | None = None,
 ) -> Calling | None:
     """What may be called; None where nothing may. named: a format to use in place of the template's own. special: ids
-    of the target's tokens that are no text."""
+    of the target's tokens that are no text. answer: the form of an answer that calls nothing."""
     if not tools:
         if choice not in (None, "none", "auto"):
             raise InvalidRequest("tool_choice", "names a call, and there are no tools")
@@ -235,8 +236,9 @@ def read_tools(
     if form is None or not template.shows_tools:
         raise Unsupported("tools", "the target's chat template shows no tools, or writes calls in no way known here")
     written = [tool.model_dump(exclude_none=True) for tool in tools]
-    made = _form(tools, choice, parallel is not False and form.many, form, special or {})
-    return Calling(written, made, form, isinstance(choice, Chosen) or choice == "required")
+    made = _form(tools, choice, parallel is not False and form.many, form, special or {}, answer)
+    forced = isinstance(choice, Chosen) or choice == "required"
+    return Calling(written, made, form, forced or answer is not None)
 
 
 def _check(tools: Sequence[Tool]) -> None:
@@ -251,7 +253,12 @@ def _check(tools: Sequence[Tool]) -> None:
 
 
 def _form(
-    tools: Sequence[Tool], choice: Choice | None, many: bool, form: Format, special: Mapping[str, int]
+    tools: Sequence[Tool],
+    choice: Choice | None,
+    many: bool,
+    form: Format,
+    special: Mapping[str, int],
+    answer: Shape | None = None,
 ) -> dict[str, Any] | None:
     chosen = list(tools)
     if isinstance(choice, Chosen):
@@ -260,7 +267,9 @@ def _form(
             raise InvalidRequest("tool_choice.function.name", f"{choice.function.name[:64]!r} is none of the tools")
         many = False
     forced = isinstance(choice, Chosen) or choice == "required"
-    if not forced and many == form.many and not any(tool.function.strict for tool in tools):
+    if not forced and answer is not None and not (form.marked and form.free):
+        raise Unsupported("response_format", "is not supported beside tools: the target marks no calls")
+    if not forced and answer is None and many == form.many and not any(tool.function.strict for tool in tools):
         return None
     if not forced and not form.free:
         raise Unsupported("tools", "calls of the target can be held to a schema (strict) only where they are forced")
@@ -274,6 +283,8 @@ def _form(
     ]
     if forced:
         inside = _sequence(_several(calls, form, special, many))
+    elif answer is not None:
+        inside = {"type": "or", "elements": [_sequence(_several(calls, form, special, many)), answer]}
     elif form.opening:
         inside = _triggered([_several(calls, form, special, many)], form.opening, many=False)
     else:

@@ -76,6 +76,9 @@ def test_streamed_calls_are_those_of_the_whole_answer(cell: HttpCell) -> None:
     (call,) = asked(cell, **fields).choices[0].message.tool_calls
     name, arguments, pieces, finish = "", "", 0, None
     for chunk in asked(cell, stream=True, **fields):
+        assert chunk.choices[0].finish_reason or chunk.choices[0].delta.model_dump(exclude_none=True), (
+            "it says something"
+        )
         (choice,) = chunk.choices
         finish = choice.finish_reason or finish
         assert not choice.delta.content
@@ -96,6 +99,25 @@ def test_a_free_answer_is_text_and_its_tools_are_in_the_prompt(cell: HttpCell) -
     bare = asked(cell, temperature=0.0, max_tokens=8, tools=openai.omit)
     assert none.choices[0].message.content == bare.choices[0].message.content
     assert free.usage.prompt_tokens > none.usage.prompt_tokens == bare.usage.prompt_tokens
+
+
+def test_an_answer_that_calls_nothing_has_its_format(cell: HttpCell) -> None:
+    import jsonschema
+
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    schema["additionalProperties"] = False
+    given: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    made = asked(cell, response_format=given, temperature=1.0, n=8).choices
+    for choice in made:
+        if choice.finish_reason == "tool_calls":
+            assert choice.message.content is None
+            assert choice.message.tool_calls
+        else:
+            jsonschema.validate(json.loads(choice.message.content), schema)
+    assert "stop" in {choice.finish_reason for choice in made}
+    forced = asked(cell, response_format=given, tool_choice="required", parallel_tool_calls=False).choices[0]
+    check(forced.message.tool_calls[0])
+    assert forced.finish_reason == "tool_calls"
 
 
 def test_results_go_back_into_the_conversation(cell: HttpCell) -> None:
@@ -122,7 +144,10 @@ def test_results_go_back_into_the_conversation(cell: HttpCell) -> None:
         ({"tools": [tool("a"), tool("a")]}, "tools[1].function.name"),
         ({"tools": openai.omit, "tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 1}}}},
+            "response_format",
+        ),
         ({"tool_choice": "required", "tools": [tool("f", parameters={"type": "array", "uniqueItems": True})]}, "tools"),
     ],
 )

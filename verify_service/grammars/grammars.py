@@ -1,8 +1,8 @@
-"""Grammars of one target, compiled apart from everything that serves, and kept by content and tenant.
+"""Grammars of one target, tried apart from everything that serves, and kept by content and tenant.
 
-A process of its own compiles (`compiling`); threads here wait for it, and read what it made. What was refused is
-remembered too, so that asking again costs nothing. Nobody's grammar is given to another tenant, how long one takes
-tells nothing about those of others, and who asks for many waits behind who asks for few.
+A process of its own tries them (`compiling`); threads here wait for it, and compile what kept its bounds. What was
+refused is remembered too, so that asking again costs nothing. Nobody's grammar is given to another tenant, how long
+one takes tells nothing about those of others, and who asks for many waits behind who asks for few.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -22,23 +23,27 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dspark.token_bytes import FILE, read_token_bytes
+from dspark.token_bytes import FILE
 from dspark.types import Constraint, RefusalReason
-from verify_service.grammars.compiling import WALL_S
+from verify_service.grammars.compiling import LATE, TOO_MUCH, compiled, make_compiler
 from verify_service.grammars.matcher import GrammarMatcher
 from verify_service.interface import Grammar
 
 AT_ONCE = 4  # grammars that are being compiled
 MAX_WAITING, MAX_OF_ONE = 256, 64  # grammars of all tenants and of one
-KEPT_BYTES = 256 << 20  # of compiled grammars, as they travelled
+KEPT_BYTES = 256 << 20  # of compiled grammars
 KEPT = 4096
 _REFUSED_BYTES = 1024
+WALL_S = 2.0  # for one to be tried, where others need the processor
 _START_S = 60.0  # for the compiler's process to answer its first request on a busy machine
-_TOO_MUCH = "it takes too long or too much memory to compile"
 
 
 class GrammarRefused(Exception):
     """Why a constraint cannot be kept, in one sentence for its client."""
+
+
+class _Late(GrammarRefused):
+    """It may be another time that others leave it."""
 
 
 class GrammarUnsupported(GrammarRefused):
@@ -80,11 +85,11 @@ class Grammars:
         self._in_work: Counter[str] = Counter()  # by tenant
         self._lock = threading.Lock()
         self._starting = threading.Lock()
-        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="grammars")
+        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="grammars", initializer=_step_back)
         self._waiting = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
-        self._info: Any = None
+        self._compiler: Any = None
 
     def compile(self, constraint: Constraint, salt: str) -> Future[Grammar]:
         """The grammar, GrammarRefused or GrammarFailed; soon. salt: for requests of which alone it is kept."""
@@ -126,19 +131,18 @@ class Grammars:
         try:
             if (missing := _missing(self._folder, self._stop_ids)) is not None:
                 raise GrammarUnsupported(missing)
-            info = self._started()
+            compiler = self._started()
             answer = self._ask(constraint)
             if not answer and self._ended():
                 raise ChildProcessError("its process ended")
+            if answer == LATE:
+                raise _Late(TOO_MUCH)
             if answer[:2] != b"ok":
-                raise GrammarRefused(answer[2:].decode() or _TOO_MUCH)
-            import xgrammar
-
-            size += len(answer)
-            made = xgrammar.CompiledGrammar.deserialize_json(answer[2:].decode(), info)
-            result: Grammar | Exception = CompiledGrammar(made, self._stop_ids)
+                raise GrammarRefused(answer[2:].decode() or TOO_MUCH)
+            size += int(answer[2:])
+            result: Grammar | Exception = CompiledGrammar(compiled(compiler, constraint), self._stop_ids)
         except GrammarRefused as refused:
-            result = refused
+            result, keeps = refused, not isinstance(refused, _Late)
         except Exception as error:  # no fault of the grammar: it may be tried again
             result, keeps = GrammarFailed(RefusalReason.INTERNAL, f"its compiler failed: {error}"), False
         with self._lock:
@@ -164,13 +168,13 @@ class Grammars:
                 total -= size
 
     def _started(self) -> Any:
-        """What xgrammar knows of the vocabulary; starts the compiler's process where there is none."""
+        """Compiles what was tried; starts the compiler's process where there is none."""
         with self._starting:
-            if self._info is None:
-                self._info = _tokenizer_info(self._folder, self._vocab_size, self._stop_ids)
+            if self._compiler is None:
+                self._compiler = make_compiler(self._folder, self._vocab_size, self._stop_ids)
             if self._process is None or self._process.poll() is not None:
                 self._start()
-            return self._info
+            return self._compiler
 
     def _start(self) -> None:
         self._requests, theirs = socket.socketpair()
@@ -188,7 +192,7 @@ class Grammars:
         return self._process.poll() is not None
 
     def _ask(self, constraint: Constraint) -> bytes:
-        """What a child answers; nothing where it met its bounds instead. TimeoutError: it had no time to."""
+        """What a child answers; nothing where it met its bounds instead. TimeoutError: it had no time to begin."""
         ours, theirs = socket.socketpair()
         with ours:
             assert self._requests is not None
@@ -196,10 +200,9 @@ class Grammars:
                 socket.send_fds(self._requests, [b"1"], [theirs.fileno()])
             ours.settimeout(_START_S)
             try:
-                ours.sendall(json.dumps([int(constraint.kind), constraint.text]).encode())
+                ours.sendall(json.dumps([WALL_S, int(constraint.kind), constraint.text]).encode())
                 ours.shutdown(socket.SHUT_WR)
                 ours.recv(1)  # it has begun
-                ours.settimeout(WALL_S)
                 parts = []
                 while part := ours.recv(1 << 16):
                     parts.append(part)
@@ -229,8 +232,7 @@ def _missing(folder: Path, stop_ids: Sequence[int]) -> str | None:
     return None if stop_ids else "the target has no token that ends an answer"
 
 
-def _tokenizer_info(folder: Path, vocab_size: int, stop_ids: Sequence[int]) -> Any:
-    import xgrammar
-
-    words = read_token_bytes(folder, vocab_size, special_too=True) or []
-    return xgrammar.TokenizerInfo(words, vocab_size=vocab_size, stop_token_ids=list(stop_ids))
+def _step_back() -> None:
+    """This thread's turn comes behind those of threads that serve."""
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + 5)

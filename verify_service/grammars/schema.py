@@ -11,7 +11,8 @@ from typing import Any
 
 # Nothing of an answer depends on them.
 _NOTES = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"}
-_NOTES |= {"$id", "$defs", "definitions", "format", "$anchor"}
+_NOTES |= {"$id", "$defs", "definitions", "format", "$anchor", "contentMediaType", "contentEncoding"}
+_NOTES |= {"discriminator", "example", "externalDocs", "xml"}  # OpenAPI's
 _UNKEPT = (
     "not",
     "uniqueItems",

@@ -127,7 +127,10 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_cannot_be_compiled_is_refused_and_the_next_one_is_served(name: str, grammars: Grammars) -> None:
+def test_what_cannot_be_compiled_is_refused_and_the_next_one_is_served(
+    name: str, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WALL_S", 50.0)  # on a busy machine too
     hostile = Constraint(*HOSTILE[name])
     with pytest.raises(GrammarRefused):
         of(grammars.compile(hostile, ""))
@@ -182,6 +185,7 @@ def test_a_schema_of_which_something_would_be_left_out_is_refused(
         {"$defs": {"n": NODE | {"required": []}}, "$ref": "#/$defs/n"},
         {"$defs": {"n": {"anyOf": [NODE, {"type": "null"}]}}, "$ref": "#/$defs/n"},
         {"type": "array", "items": {"$ref": "#"}},
+        {"oneOf": [{"type": "integer"}, {"type": "null"}], "discriminator": {"propertyName": "kind"}, "example": 3},
     ],
 )
 def test_a_schema_that_is_kept_whole_is_served(schema: dict[str, Any], grammars: Grammars) -> None:
@@ -303,6 +307,16 @@ def test_what_had_no_time_is_not_remembered_as_refused(monkeypatch: pytest.Monke
         mine._process.send_signal(signal.SIGCONT)
     monkeypatch.undo()
     assert failed.value.reason is RefusalReason.INTERNAL
+    assert of(mine.compile(constraint, "")).matcher().masks(()).any()
+
+
+def test_what_others_left_no_time_for_is_refused_this_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, constraint = Grammars(TARGET, VOCAB, [END]), Constraint(KIND.REGEX, "(a{1,40}b){1,40}")
+    of(mine.compile(Constraint(KIND.REGEX, "first"), ""))
+    monkeypatch.setattr(module, "WALL_S", 1e-4)
+    with pytest.raises(GrammarRefused, match="takes too long"):
+        of(mine.compile(constraint, ""))
+    monkeypatch.undo()
     assert of(mine.compile(constraint, "")).matcher().masks(()).any()
 
 
