@@ -76,10 +76,8 @@ def test_streamed_calls_are_those_of_the_whole_answer(cell: HttpCell) -> None:
     (call,) = asked(cell, **fields).choices[0].message.tool_calls
     name, arguments, pieces, finish = "", "", 0, None
     for chunk in asked(cell, stream=True, **fields):
-        assert chunk.choices[0].finish_reason or chunk.choices[0].delta.model_dump(exclude_none=True), (
-            "it says something"
-        )
         (choice,) = chunk.choices
+        assert choice.finish_reason or choice.delta.model_dump(exclude_none=True), "it says something"
         finish = choice.finish_reason or finish
         assert not choice.delta.content
         for delta in choice.delta.tool_calls or ():

@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import random
 import resource
 import signal
 import socket
@@ -40,6 +41,7 @@ TOO_MUCH = "it takes too long or too much memory to compile"
 MEMORY = 1 << 30  # address space of a child
 MAX_BYTES = 16 << 20  # of a compiled grammar
 _JSON = (ConstraintKind.JSON_SCHEMA, ConstraintKind.CHOICE, ConstraintKind.STRUCTURAL_TAG)
+FOLLOWED = 32  # tokens of an answer
 SPACES = 16  # of white space between two parts of JSON: no answer is blank for ever
 
 
@@ -136,16 +138,26 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
 
 
 def _checked(made: Any) -> Any:
-    """Raises ValueError where no answer can even begin: rules that lead nowhere, or to no token; or where none ends."""
+    """Raises ValueError where no answer can even begin: rules that lead nowhere, or to no token; or where none ends.
+
+    Follows one answer for a while: where a text is read in ever more ways a single token may take seconds, which nobody
+    may wait for who shares a pass with it, and which ends here at the bounds.
+    """
     import numpy as np
     import xgrammar
 
     if not ends(made.grammar.serialize_json()):
         raise ValueError("no answer ever ends as it asks for")
-    first = np.zeros((1, -(-made.tokenizer_info.vocab_size // 32)), np.int32)
-    xgrammar.GrammarMatcher(made).fill_next_token_bitmask(first, 0)
-    if not first.any():
-        raise ValueError("no answer begins as it asks for")
+    mask = np.zeros((1, -(-made.tokenizer_info.vocab_size // 32)), np.int32)
+    matcher, draw = xgrammar.GrammarMatcher(made), random.Random(0)
+    for length in range(FOLLOWED):
+        matcher.fill_next_token_bitmask(mask, 0)
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        if not (length or len(allowed)):
+            raise ValueError("no answer begins as it asks for")
+        going_on = np.setdiff1d(allowed, made.tokenizer_info.stop_token_ids)
+        if not len(going_on) or not matcher.accept_token(int(draw.choice(going_on))):
+            break
     return made
 
 

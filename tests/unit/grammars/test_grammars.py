@@ -119,6 +119,7 @@ HOSTILE = {
     ),
     "parentheses": (KIND.REGEX, "(" * 50_000 + ")" * 50_000),
     "repetitions of repetitions": (KIND.REGEX, "((((x{1,500}){1,500}){1,500}){1,500}){1,500}y" * 40),
+    "a text that is read in ever more ways": (KIND.REGEX, "(([a-z]{1,60}){1,60}){1,60}"),
     "a loop of rules": (KIND.GRAMMAR, "root ::= " + "(" * 30_000 + "root" + ")" * 30_000),
     "no grammar": (KIND.GRAMMAR, "root ::= missing"),
     "no regex": (KIND.REGEX, "(?=a)b"),
