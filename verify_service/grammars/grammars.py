@@ -233,6 +233,7 @@ def _missing(folder: Path, stop_ids: Sequence[int]) -> str | None:
 
 
 def _step_back() -> None:
-    """This thread's turn comes behind those of threads that serve."""
+    """This thread's turn comes behind those of threads that serve, where a system has priorities of threads."""
     thread = threading.get_native_id()
-    os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + 5)
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + 5)
