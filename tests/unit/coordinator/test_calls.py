@@ -15,7 +15,7 @@ from coordinator.http import objects
 from coordinator.http.calls import CallReader, Part, joined
 from coordinator.http.harmony import HarmonyReader
 from coordinator.http.template import ChatTemplate
-from coordinator.http.thoughts import PlainReader, ThoughtReader, with_budget
+from coordinator.http.thoughts import PlainReader, ThoughtReader, part_of, with_budget
 from coordinator.http.tools import FORMATS, Tool, _form, format_of
 from dspark.errors import Unsupported
 
@@ -200,6 +200,24 @@ def test_forms_hold_an_answer_to_how_calls_are_written(name: str, special: dict[
     assert accepts(free, f"Well, {written}" if form.marked else written, special)
     assert accepts(free, "Just text.", special)
     assert not accepts(free, written.replace("{}", "no"), special)
+
+
+@pytest.mark.parametrize("special", [{}, SPECIAL], ids=["plain", "special"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_an_answer_that_calls_nothing_has_its_own_form(name: str, special: dict[str, int]) -> None:
+    form, written, answer = FORMATS[name], WRITTEN[name], part_of({"choice": ["yes", "no"]}, "response_format")
+    if not (form.free and form.marked):
+        with pytest.raises(Unsupported, match="^response_format"):
+            _form(TOOLS, None, form.many, form, special, answer)
+        return
+    either = _form(TOOLS, None, form.many, form, special, answer)
+    assert accepts(either, written, special)
+    assert accepts(either, "no", special)
+    assert not accepts(either, "Just text.", special)
+    assert not accepts(either, f"yes{written}", special)
+    assert _form(TOOLS, "required", form.many, form, special, answer) == _form(
+        TOOLS, "required", form.many, form, special
+    )
 
 
 def test_a_budget_ends_thoughts_and_a_form_follows() -> None:
