@@ -213,7 +213,8 @@ class Batches:
                 self._tell([Progress(prefill, 0, False, why)])
                 continue
             start, most = state.cached, budget if state.scores is None else min(budget, SCORED)
-            ids = prefill.token_ids[start : start + most]
+            end = len(prefill.token_ids)
+            ids = prefill.token_ids[start : self._holdings.whole_pages(start, min(start + most, end), end)]
             behind = () if state.scores is None else prefill.token_ids[start + 1 : start + 1 + len(ids)]
             riders.append((prefill, PromptChunk(state, ids, behind)))
             budget -= len(ids)

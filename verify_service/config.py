@@ -42,6 +42,9 @@ class VerifyConfig(ListenConfig):
     prefix_cache: bool = field(
         default=True, metadata={"doc": "Keep full pages of ended sequences for prompts that begin alike."}
     )
+    state_cache_mb: int = field(
+        default=1024, metadata={"doc": "MiB of states kept for such prompts, of a target that is served `stateful`."}
+    )
     max_batch_tokens: int = field(default=4096, metadata={"doc": "Tokens of one packed pass; larger cohorts split."})
     max_sequences: int = field(default=1024, metadata={"doc": "Sequences with state at one time."})
     lease_s: float = field(

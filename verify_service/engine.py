@@ -31,6 +31,8 @@ from verify_service.loading import load_parts
 from verify_service.model_runner import ModelRunner, Runner
 from verify_service.packed_step import PackedStep
 from verify_service.sequences import VerifyItem, invalid, unknown
+from verify_service.state_cache import StateCache
+from verify_service.stateful import StatefulRunner
 
 
 class VerifyEngine(EngineCore):
@@ -53,12 +55,16 @@ class VerifyEngine(EngineCore):
         store = None
         if projection is not None:
             store = FeatureStore(pages * config.page_size, projection, config.feature_dtype)
+        kept, keeps = None, config.prefix_cache
+        if isinstance(runner, StatefulRunner):
+            kept, keeps = StateCache(runner, config.state_cache_mb << 20), keeps and runner.one_cache
         holdings = KVCacheManager(
             pages=pages,
             page_size=config.page_size,
             most=config.max_sequences,
             store=store,
-            keep_prefixes=config.prefix_cache and runner.path == "paged",
+            keep_prefixes=keeps,
+            kept_states=kept if keeps else None,
             copies=isinstance(runner, ModelRunner) and runner.likes_rows,
         )
         self._grammars = Grammars(target.folder, target.vocab_size, target.stop_ids)

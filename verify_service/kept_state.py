@@ -9,7 +9,7 @@ and never writes into the old ones.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -25,12 +25,12 @@ _GROWING = {"keys", "values", "compressed_kv", "indexer_keys"}  # attributes tha
 class KeptState:
     """Used on the device thread only. `cache` is None before the first pass: most models make their own."""
 
-    def __init__(self, make: Callable[[], Any], *, cut: bool) -> None:
+    def __init__(self, make: Callable[[], Any], *, cut: bool, length: int = 0) -> None:
         self.cache: Any = make()
-        self.length = 0  # tokens in it
+        self.length = length  # tokens in it
         self._cut = cut  # whether taking tokens back is cutting
         self._before: Any = copied(self.cache)
-        self._start = 0  # tokens in the copy
+        self._start = length  # tokens in the copy
         self._since: list[int] = []  # tokens behind the copy: those that ran, and those that have to run again
         self._sound = True  # no pass has failed half-way
 
@@ -71,14 +71,29 @@ class KeptState:
         self.cache, self.length, self._sound = copied(self._before), self._start, True
 
 
-def copied(cache: Any) -> Any:
-    """A cache that changes apart from the other."""
+def copied(cache: Any, *, apart: bool = False) -> Any:
+    """A cache that changes apart from the other; with `apart` it shares no memory with anything either."""
     if cache is None:
         return None
+    growing = set() if apart else _GROWING
     made = copy.copy(cache)
     for name, value in vars(cache).items():
-        setattr(made, name, [copied(layer) for layer in value] if name == "layers" else _copied(name, value))
+        parts = [copied(layer, apart=apart) for layer in value] if name == "layers" else _copied(name, value, growing)
+        setattr(made, name, parts)
     return made
+
+
+def size(value: Any) -> int:
+    """Bytes of the tensors in a cache."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, list | tuple):
+        return sum(map(size, value))
+    if isinstance(value, dict):
+        return sum(map(size, value.values()))
+    if isinstance(value, _PLAIN) or not hasattr(value, "__dict__") or callable(value):
+        return 0
+    return size(vars(value))
 
 
 def form(cache: Any) -> Any:
@@ -150,11 +165,11 @@ def _woven_value(values: list[Any], weave: Callable[[list[Tensor]], Tensor]) -> 
     return first
 
 
-def _copied(name: str, value: Any) -> Any:
+def _copied(name: str, value: Any, growing: Collection[str]) -> Any:
     if isinstance(value, Tensor):
-        return value if name in _GROWING else value.clone()
+        return value if name in growing else value.clone()
     if isinstance(value, dict):
-        return {key: _copied(name, part) for key, part in value.items()}
+        return {key: _copied(name, part, growing) for key, part in value.items()}
     if isinstance(value, list):
-        return [_copied(name, part) for part in value]
+        return [_copied(name, part, growing) for part in value]
     return value

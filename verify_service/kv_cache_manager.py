@@ -17,7 +17,7 @@ from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams
 from dspark.wire.orders import PackedRows
 from verify_service.interface import FeatureRun, KeptRows
 from verify_service.kv_block_pool import KVBlockPool, Slots
-from verify_service.prefix_cache import PrefixCache
+from verify_service.prefix_cache import PrefixCache, StateKeeper
 from verify_service.sequences import CachedSequence
 
 
@@ -50,6 +50,7 @@ class KVCacheManager:
         store: RowStore | None,
         keep_prefixes: bool,
         copies: bool = False,  # kept prefixes, where rows that lie together pay
+        kept_states: StateKeeper | None = None,
     ) -> None:
         self.states: dict[int, CachedSequence] = {}
         self.last_logits: dict[int, Any] = {}  # of prefilled sequences whose anchor is not drawn yet
@@ -58,7 +59,9 @@ class KVCacheManager:
         self.pool = KVBlockPool(pages, page_size)
         self._copies = copies
         # Where rows should lie together, kept pages leave half of the pool to those who run.
-        self.prefixes = PrefixCache(self.pool, enabled=keep_prefixes, most=pages // 2 if copies else pages)
+        self.prefixes = PrefixCache(
+            self.pool, enabled=keep_prefixes, most=pages // 2 if copies else pages, states=kept_states
+        )
 
     @property
     def held(self) -> Held:
@@ -119,6 +122,10 @@ class KVCacheManager:
         state.cached = state.spared = len(shared) * self.pool.page_size
         state.token_ids.extend(token_ids[: state.cached] if token_ids is not None else ())
         self.states[cursor.sequence] = state
+        if state.spared and (kept := self.prefixes.states) is not None:
+            name = self.prefixes.name(state.token_ids, salt)
+            assert name is not None
+            kept.begin(cursor.sequence, name)
         if lent and self.store is not None:
             source, target = self.due_copy(state)
             self.store.put(target, self.store.get(source))
@@ -164,6 +171,20 @@ class KVCacheManager:
         if state.salt is not None:
             rows = state.keep_features
             self.prefixes.enter(state.token_ids[: state.cached], state.salt, self.pool.pages(state.sequence), rows=rows)
+
+    def keep_state(self, state: CachedSequence) -> None:
+        """So can what the target made of its prompt so far, where a page ends."""
+        kept = self.prefixes.states
+        if kept is None or state.salt is None or state.cached % self.pool.page_size:
+            return
+        if (name := self.prefixes.name(state.token_ids[: state.cached], state.salt)) is not None:
+            kept.keep(state.sequence, name)
+
+    def whole_pages(self, start: int, stop: int, end: int) -> int:
+        """Where a chunk of a prompt of `end` tokens should stop: where a page ends, if a state is kept there."""
+        size = self.pool.page_size
+        whole = min(stop, end - 1) // size * size
+        return whole if self.prefixes.states is not None and whole > start else stop
 
     def drop(self, state: CachedSequence) -> None:
         """Lets go of all of it; what is worth keeping stays with the prefixes."""

@@ -237,6 +237,7 @@ class PackedStep:
             if self._there(chunk.state):
                 holdings.copied(chunk.state)
                 _commit_chunk(chunk, scored)
+                holdings.keep_state(chunk.state)
                 if logits is not None:
                     holdings.last_logits[chunk.state.sequence] = logits
         self._keep(executed)

@@ -10,13 +10,25 @@ beginning.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from verify_service.kv_block_pool import KVBlockPool
+
+
+class StateKeeper(Protocol):
+    """States at the ends of pages, by the page's name."""
+
+    def __contains__(self, name: bytes) -> bool: ...
+
+    def keep(self, sequence: int, name: bytes) -> None: ...
+
+    def begin(self, sequence: int, name: bytes) -> None: ...
+
+    def clear(self) -> None: ...
 
 
 class _Kept(NamedTuple):
@@ -27,8 +39,15 @@ class _Kept(NamedTuple):
 class PrefixCache:
     """One holder of pages among others."""
 
-    def __init__(self, pool: KVBlockPool, *, enabled: bool = True, most: int | None = None) -> None:
-        self._pool, self._enabled = pool, enabled
+    def __init__(
+        self,
+        pool: KVBlockPool,
+        *,
+        enabled: bool = True,
+        most: int | None = None,
+        states: StateKeeper | None = None,  # of a target whose state is no list of pages
+    ) -> None:
+        self._pool, self._enabled, self.states = pool, enabled, states
         self._most = pool.total if most is None else most  # pages kept
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # least recently used first
 
@@ -45,6 +64,8 @@ class PrefixCache:
             if kept is None or (needs_rows and not kept.rows):
                 break
             found.append((name, kept.page))
+        while self.states is not None and found and found[-1][0] not in self.states:
+            found.pop()
         self._touch([name for name, _ in found])
         return [page for _, page in found]
 
@@ -78,9 +99,15 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Forgets everything."""
+        if self.states is not None:
+            self.states.clear()
         for kept in self._kept.values():
             self._pool.give_up(kept.page)
         self._kept.clear()
+
+    def name(self, token_ids: Sequence[int], salt: str) -> bytes | None:
+        """Of these tokens, which fill pages; None where nothing is kept."""
+        return deque(self._names(token_ids, salt), maxlen=1).pop() if self._enabled else None
 
     def _names(self, token_ids: Sequence[int], salt: str) -> Iterator[bytes]:
         """Of the full pages of these tokens, in order."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from dspark.errors import CheckpointError
 from dspark.model.target import TargetTaps, beyond_keys, cache_argument, returned_cache, takes_positions
 from verify_service import rotation
-from verify_service.kept_state import REPLAYED_AT_MOST, KeptState, form, joined, parted
+from verify_service.kept_state import REPLAYED_AT_MOST, KeptState, copied, form, joined, parted
 from verify_service.kv_block_pool import Slots
 from verify_service.model_runner import Pass
 from verify_service.plan import Segment
@@ -68,6 +68,11 @@ class StatefulRunner:
         self._states: dict[int, dict[int, KeptState]] = {}
         self._token_ids: dict[int, list[int]] = {}  # of sequences that may have to be computed again
 
+    @property
+    def one_cache(self) -> bool:
+        """Whether no sequence has two."""
+        return self.rotation is None or self.rotation.switches_at is None
+
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:
         logits, taps = [], []
@@ -83,6 +88,14 @@ class StatefulRunner:
     def release(self, key: int) -> None:
         self._states.pop(key, None)
         self._token_ids.pop(key, None)
+
+    def standing(self, key: int) -> KeptState | None:
+        """A sequence's state, where it has one cache."""
+        return self._states.get(key, {}).get(0)
+
+    def begin(self, key: int, cache: Any, length: int) -> None:
+        """A sequence begins behind so many tokens, with what was made of them; the cache stays as it is."""
+        self._states[key] = {0: KeptState(lambda: copied(cache), cut=self._cut, length=length)}
 
     def copy(self, source: Slots, target: Slots) -> None:
         raise NotImplementedError("nothing here lies in slots")

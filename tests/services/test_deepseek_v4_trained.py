@@ -19,15 +19,15 @@ from tests.unit.training.pipeline import short_run
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
-PROMPTS, ANSWER = 24, 24
+PROMPTS, LENGTH, ANSWER = 24, 20, 24
 
 
 async def test_it_learns_is_saved_and_is_accepted(tmp_path: Path) -> None:
     model = model_of(FAMILIES["deepseek_v4"])
     model.save_pretrained(tmp_path / "target")
-    prompts = [prompt(12, number) for number in range(PROMPTS)]
+    prompts = [prompt(LENGTH, number) for number in range(PROMPTS)]
     texts = [model.generate(torch.tensor([ids]), max_new_tokens=ANSWER, do_sample=False)[0] for ids in prompts]
-    write_samples(tmp_path / "samples", (Sample(text, torch.arange(len(text)) >= 12) for text in texts))
+    write_samples(tmp_path / "samples", (Sample(text, torch.arange(len(text)) >= LENGTH) for text in texts))
     told = {"family": "dspark", "layers": 0, "block_size": 5, "steps": 40, "batch": PROMPTS, "optimizer": "muon"}
     run = short_run(tmp_path / "samples", tmp_path / "target", tmp_path / "run", held_out=0, evaluate_every=40, **told)
     folder = train_drafter(run)
@@ -44,7 +44,7 @@ async def test_it_learns_is_saved_and_is_accepted(tmp_path: Path) -> None:
         for ids, text in zip(prompts[:4], texts, strict=False):
             options = {"max_tokens": ANSWER, "temperature": 0.0, "ignore_eos": True, "policy": "fixed:5"}
             answer = await client.complete(ids, timeout=60.0, **options)
-            assert list(answer.token_ids) == text[12:].tolist()
+            assert list(answer.token_ids) == text[LENGTH:].tolist()
         value = coordinator.metrics.value
         assert value("spec_decode_num_accepted_tokens_total") > value("spec_decode_num_draft_tokens_total") / 4
     finally:

@@ -1,0 +1,101 @@
+"""States kept for prompts that begin alike: found by tokens and tenant, within their bytes, and right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dspark.types import Cursor, Refusal, SamplingParams
+from tests.architectures import deepseek_v4
+from tests.architectures.families import FAMILIES, model_of
+from tests.architectures.serving import prompt
+from verify_service.config import VerifyConfig
+from verify_service.engine import VerifyEngine
+from verify_service.kept_state import copied, size
+
+GREEDY = SamplingParams(temperature=0.0)
+KINDS = ("deepseek_v4", "qwen3_5", "mamba2", "lfm2", "jamba")
+
+
+def engine(folder: Path, **settings: Any) -> VerifyEngine:
+    told = {"dtype": "float32", "kv_tokens": 2048, "prefill_chunk": 64, **settings}
+    return VerifyEngine.load(VerifyConfig(target=str(folder), **told))
+
+
+def prefilled(engine: VerifyEngine, key: int, ids: list[int], *, salt: str = "", rows: bool = False) -> int:
+    """Opens a sequence and runs its prompt as the line does; returns the tokens it was spared."""
+    assert engine.open(Cursor(key, 1, 0, len(ids)), GREEDY, len(ids) + 20, rows, token_ids=ids, salt=salt) is None
+    spared = engine.spared(key, 1)
+    while (at := engine._holdings.states[key].cached) < len(ids):
+        stop = engine._holdings.whole_pages(at, min(at + 64, len(ids)), len(ids))
+        assert engine.prefill_chunk(key, ids[at:stop]) is None
+    return spared
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_goes_on_from_the_longest_state_of_its_own_tenant(kind: str, tmp_path: Path) -> None:
+    model_of(FAMILIES[kind]).save_pretrained(tmp_path)
+    served = engine(tmp_path)
+    assert served.attention_path == "stateful"
+    first, others = prompt(150, 1), [prompt(150, 2), [*prompt(150, 1)[:100], *prompt(60, 3)]]
+    assert prefilled(served, 0, first, salt="one") == 0
+    logits = served._holdings.last_logits[0].clone()
+    found = [prefilled(served, 1, first, salt="one"), prefilled(served, 2, first, salt="two")]
+    found += [prefilled(served, 3 + n, ids, salt="one") for n, ids in enumerate(others)]
+    assert found == [144, 0, 0, 64]  # the last state is where a chunk ended
+    for key in (1, 2):
+        torch.testing.assert_close(served._holdings.last_logits[key], logits, atol=2e-3, rtol=1e-4)
+    with torch.inference_mode():
+        whole = served.target.model(input_ids=torch.tensor([others[1]]), use_cache=False).logits[0, -1]
+    torch.testing.assert_close(served._holdings.last_logits[4], whole, atol=2e-3, rtol=1e-4)
+
+
+def test_rows_of_what_was_found_are_those_that_were_made(tmp_path: Path) -> None:
+    deepseek_v4.write(tmp_path)
+    served, ids = engine(tmp_path, drafter=str(tmp_path)), prompt(90, 4)
+    assert prefilled(served, 0, ids) == 0  # without rows
+    assert [prefilled(served, key, ids, rows=True) for key in (1, 2)] == [0, 80]
+    assert all(isinstance(served.first_token(key), int) for key in (1, 2))
+    made = [served.features(Cursor(key, 1, 0, 91), 0) for key in (1, 2)]
+    rows = [run.rows for run in made if not isinstance(run, Refusal)]
+    assert [len(each) for each in rows] == [90, 90]
+    torch.testing.assert_close(rows[1].float(), rows[0].float(), atol=0.05, rtol=0.01)
+
+
+def test_states_stay_within_their_bytes_and_the_oldest_goes_first(tmp_path: Path) -> None:
+    model_of(FAMILIES["mamba2"]).save_pretrained(tmp_path)
+    served = engine(tmp_path, max_sequences=64)
+    states = served._holdings.prefixes.states
+    prefilled(served, 0, prompt(20, 0))
+    one = states.bytes
+    assert one > 0
+    states._most = 3 * one
+    for key in range(1, 4):
+        prefilled(served, key, prompt(20, key))
+    assert states.bytes == 3 * one
+    assert [prefilled(served, 10 + key, prompt(20, key)) for key in (1, 2, 3, 0)] == [16, 16, 16, 0]
+    states._most = one - 1
+    prefilled(served, 20, prompt(20, 9))
+    assert states.bytes == 0 or prefilled(served, 21, prompt(20, 9)) == 0
+    served.forget_all()
+    assert (states.bytes, served.held.sequences) == (0, 0)
+
+
+def test_without_the_prefix_cache_prompts_run_in_whole_chunks(tmp_path: Path) -> None:
+    model_of(FAMILIES["mamba2"]).save_pretrained(tmp_path)
+    served = engine(tmp_path, prefix_cache=False)
+    assert served._holdings.whole_pages(0, 20, 20) == 20
+    assert [prefilled(served, key, prompt(40, 1)) for key in (0, 1)] == [0, 0]
+
+
+def test_a_copy_that_stands_apart_keeps_nothing_of_a_batch_alive() -> None:
+    model = model_of(FAMILIES["qwen3_5"])
+    with torch.inference_mode():
+        cache = model(input_ids=torch.tensor([prompt(9, n) for n in range(3)]), use_cache=True).past_key_values
+    made = copied(cache, apart=True)
+    assert size(made) == size(cache) > 0
+    attended = next(layer for layer in made.layers if getattr(layer, "keys", None) is not None)
+    assert attended.keys.untyped_storage().nbytes() == attended.keys.nbytes

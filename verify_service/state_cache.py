@@ -1,0 +1,56 @@
+"""Whole states kept where a page of a prompt ends, for prompts that begin alike: see `prefix_cache` for their names.
+
+A state cannot be put together from pages, so a prompt begins with the longest of its prefixes whose state is here.
+Names carry the salt, so tenants never meet. The least recently used go first, once all of them take too many bytes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+from verify_service.kept_state import copied, size
+from verify_service.stateful import StatefulRunner
+
+
+class _Kept(NamedTuple):
+    cache: Any
+    length: int  # tokens in it
+    bytes: int
+
+
+class StateCache:
+    """Keeps `StateKeeper` for a runner."""
+
+    def __init__(self, runner: StatefulRunner, most: int) -> None:
+        self._runner, self._most = runner, most  # most: bytes
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self.bytes = 0
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._kept
+
+    def keep(self, sequence: int, name: bytes) -> None:
+        """Its state as it stands, unless that alone is too large."""
+        if name in self._kept:
+            self._kept.move_to_end(name)
+            return
+        found = self._runner.standing(sequence)
+        if found is None or (taken := size(found.cache)) > self._most:
+            return
+        self._kept[name] = _Kept(copied(found.cache, apart=True), found.length, taken)
+        self.bytes += taken
+        while self.bytes > self._most:
+            _, oldest = self._kept.popitem(last=False)
+            self.bytes -= oldest.bytes
+
+    def begin(self, sequence: int, name: bytes) -> None:
+        """The sequence stands where this state was taken."""
+        self._kept.move_to_end(name)
+        kept = self._kept[name]
+        self._runner.begin(sequence, kept.cache, kept.length)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._kept.clear()
+        self.bytes = 0
