@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.drafting import DraftNoise
+from dspark.decoding.moving import fetched_together
 from dspark.decoding.sampling import LawColumns, draft_distribution, largest
 from dspark.decoding.shaping import Shaper, shaped_last
 from dspark.model.calibration import Bucket, Calibration, RuleName
@@ -48,10 +49,13 @@ def sample_block(
     vocab_size: int,
     entries: int,
     shapers: Sequence[Shaper | None] | None = None,  # [n], have counted what comes before the anchors
+    waits: bool | None = None,
 ) -> SampledBlock:
-    """Draws k tokens for each of n sequences."""
-    columns = LawColumns.of(laws, anchor_ids.device)
-    noise = None if columns.all_greedy else DraftNoise(laws, cursors, slots, vocab_size, anchor_ids.device)
+    """Draws k tokens for each of n sequences. Without waits, as on a card, only the end of it waits for the device."""
+    device = anchor_ids.device
+    waits = device.type == "cpu" if waits is None else waits
+    columns = LawColumns.of(laws, device)
+    noise = None if columns.all_greedy else DraftNoise(laws, cursors, slots, vocab_size, device, waits=waits)
     previous = [anchor_ids]
     ids: list[Tensor] = []
     probs: list[Tensor] = []
@@ -65,41 +69,33 @@ def sample_block(
         elif noise.whole:  # no q travels, so nothing has to be cut
             token = noise.race_whole(slot, logits, columns)
         else:
-            slot_ids, slot_probs = draft_distribution(logits, columns, entries)
+            slot_ids, slot_probs = draft_distribution(logits, columns, entries, waits=waits)
             token = noise.pick(slot, slot_ids, slot_probs)
             ids.append(slot_ids)
             probs.append(slot_probs)
         previous.append(token)
-    drawn = torch.stack(previous[1:], dim=1)
-    confidence = _confidence(proposal, calibration, torch.stack(previous[:-1], dim=1), laws)
-    token_ids = drawn.cpu().numpy()
+    told = proposal.confidence_logits(torch.stack(previous[:-1], dim=1))
+    numbers = torch.isfinite(proposal.hidden if told is None else told).all().view(1)
+    sound = torch.cat([numbers, *(noise.sound if noise is not None else ())])
+    made = [torch.stack(part, dim=1) for part in (previous[1:], ids, probs) if part]
+    drawn, *sent, fine, judged = fetched_together([*made, sound, anchor_ids if told is None else told])
+    if not fine.all():
+        raise FloatingPointError("what was drafted from is not numbers")
+    confidence = np.ones(drawn.shape, np.float32)
+    if told is not None:
+        confidence = _calibrated(judged.astype(np.float32), calibration, laws)
+    token_ids = drawn.astype(np.int64)
     if noise is None:
-        one = token_ids[..., None].astype(np.uint32)
-        return SampledBlock(token_ids, one, np.ones(one.shape, np.float32), confidence)
-    if not ids:
-        none = np.zeros((*token_ids.shape, 0))
-        return SampledBlock(token_ids, none.astype(np.uint32), none.astype(np.float32), confidence)
-    return SampledBlock(
-        token_ids,
-        torch.stack(ids, dim=1).cpu().numpy().astype(np.uint32),
-        torch.stack(probs, dim=1).cpu().numpy(),
-        confidence,
-    )
+        sent = [drawn[..., None], np.ones((*drawn.shape, 1))]
+    q_ids, q_probs = sent or (np.zeros((*drawn.shape, 0)),) * 2
+    return SampledBlock(token_ids, q_ids.astype(np.uint32), q_probs.astype(np.float32), confidence)
 
 
-def _confidence(
-    proposal: Proposal, calibration: Calibration, previous: Tensor, laws: Sequence[SamplingParams]
+def _calibrated(
+    logits: npt.NDArray[np.float32], calibration: Calibration, laws: Sequence[SamplingParams]
 ) -> npt.NDArray[np.float32]:
-    """[n, k] in [0, 1]; 1 everywhere for a drafter without the head. Raises FloatingPointError on NaN."""
-    logits = proposal.confidence_logits(previous)
-    if logits is None:
-        if not bool(torch.isfinite(proposal.hidden).all()):
-            raise FloatingPointError("hidden states are not numbers")
-        return np.ones(previous.shape, np.float32)
-    wide = logits.float().cpu().numpy()
-    if not np.isfinite(wide).all():
-        raise FloatingPointError("confidence logits are not numbers")
+    """[n, k] -> [n, k] in [0, 1]."""
     fits: list[tuple[Bucket, RuleName]] = [("greedy" if law.greedy else "sampled", NAMES[law.rule]) for law in laws]
     if len(set(fits)) == 1:
-        return calibration.apply(wide, *fits[0])
-    return np.stack([calibration.apply(row, *fit) for row, fit in zip(wide, fits, strict=True)])
+        return calibration.apply(logits, *fits[0])
+    return np.stack([calibration.apply(row, *fit) for row, fit in zip(logits, fits, strict=True)])

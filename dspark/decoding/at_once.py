@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dspark.decoding.sampling import LawColumns, distribution
+from dspark.decoding.sampling import LawColumns, distribution, drawn
 
 
 class Given(NamedTuple):
@@ -68,7 +68,7 @@ def ratio(logits: Tensor, at: Given, laws: LawColumns) -> Decision:
     stopped = accepted < counting.squeeze(-1)
     weight = torch.where(at.block & stopped & (accepted > 0), _at(alive, (accepted - 1).clamp(min=0)), 1.0)
     last = _at(probs, accepted) * weight.unsqueeze(-1)
-    token, sound = _drawn(_without(last, accepted, stopped, at), _at(at.emit_u, accepted))
+    token, sound = drawn(_without(last, accepted, stopped, at), _at(at.emit_u, accepted))
     numbers = torch.isfinite(p).flatten(1).all(dim=-1)
     return Decision(accepted, token, sound & numbers, p)
 
@@ -98,17 +98,6 @@ def _without(last: Tensor, accepted: Tensor, stopped: Tensor, at: Given) -> Tens
     rest = (last - torch.zeros_like(last).scatter_add(-1, ids, probs)).clamp(min=0.0)
     mass = rest.sum(dim=-1, keepdim=True)
     return torch.where(mass > 0, rest / mass, last)
-
-
-def _drawn(law: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """`sampling.draw` without a look: (ids [m], whether they can be drawn [m])."""
-    mass = law.cumsum(dim=-1)
-    ids = torch.searchsorted(mass, u.unsqueeze(-1) * mass[:, -1:], right=True)
-    possible, columns = law > 0, torch.arange(law.shape[-1], device=law.device)
-    behind = torch.where(possible & (columns >= ids), columns, law.shape[-1]).amin(dim=-1)
-    last = torch.where(possible, columns, 0).amax(dim=-1)
-    sound = possible.any(dim=-1) & (mass[:, -1] < torch.inf)  # of NaN neither holds
-    return torch.where(behind < law.shape[-1], behind, last), sound
 
 
 def _at(rows: Tensor, place: Tensor) -> Tensor:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.decoding.gumbel import times, times_of, winners
-from dspark.decoding.sampling import LawColumns, distribution, draft_uniforms, draw_sparse
+from dspark.decoding.gumbel import race, times, times_of, winners
+from dspark.decoding.moving import sent
+from dspark.decoding.sampling import LawColumns, distribution, draft_uniforms, draw_sparse, drawn
 from dspark.types import Cursor, Rule, SamplingParams
 
 WHOLE = 16384  # n V up to which a CPU draws the noise of all tokens at once: as quick as K of them, slot by slot
@@ -35,18 +37,23 @@ class DraftNoise:
         slots: int,
         vocab: int,
         device: torch.device | str = "cpu",
+        *,
+        waits: bool = True,
     ) -> None:
+        """Without waits nothing looks at a number that was computed, and `sound` says what it would have found."""
+        device = torch.device(device)
+        self._waits, self.sound = waits, list[Tensor]()  # [n] each
         raced = [row for row, law in enumerate(laws) if coupled(law)]
         ratio = [row for row, law in enumerate(laws) if not coupled(law)]
-        self._raced, self._ratio = (torch.tensor(rows, dtype=torch.int64, device=device) for rows in (raced, ratio))
+        self._raced, self._ratio = (sent(np.array(rows, np.int64), device) for rows in (raced, ratio))
         self._laws = [laws[row] for row in raced]
         self._first = [cursors[row].anchor_position + 1 for row in raced]
         self._coins: Tensor | None = None  # [ratio rows, slots]
         self._whole: Tensor | None = None  # [coupled rows, slots, V]
         if ratio:
             coins = draft_uniforms([laws[row] for row in ratio], [cursors[row] for row in ratio], slots)
-            self._coins = coins.to(device)
-        if raced and len(raced) * vocab <= WHOLE and self._raced.device.type == "cpu":
+            self._coins = sent(coins.numpy(), device)
+        if raced and len(raced) * vocab <= WHOLE and waits:
             every = [law for law in self._laws for _ in range(slots)]
             positions = [first + slot for first in self._first for slot in range(slots)]
             self._whole = times(every, positions, vocab).view(len(raced), slots, vocab)
@@ -55,11 +62,11 @@ class DraftNoise:
         """Tokens of slot `slot`, from 0: ids [n, K], probs [n, K] float32 as sent -> [n]."""
         if not self._laws:
             assert self._coins is not None
-            return draw_sparse(ids, probs, self._coins[:, slot])
+            return self._draw(ids, probs, self._coins[:, slot])
         if self._coins is None:
             return self._race(slot, ids, probs)
         tokens = torch.empty(len(ids), dtype=ids.dtype, device=ids.device)
-        tokens[self._ratio] = draw_sparse(ids[self._ratio], probs[self._ratio], self._coins[:, slot])
+        tokens[self._ratio] = self._draw(ids[self._ratio], probs[self._ratio], self._coins[:, slot])
         tokens[self._raced] = self._race(slot, ids[self._raced], probs[self._raced])
         return tokens
 
@@ -78,4 +85,16 @@ class DraftNoise:
             e = self._whole[:, slot].gather(-1, ids)
         else:
             e = times_of(self._laws, [first + slot for first in self._first], ids)
-        return ids.gather(-1, winners(probs, e)[0].unsqueeze(-1)).squeeze(-1)
+        if self._waits:
+            places, _ = winners(probs, e)
+        else:
+            places, _, sound = race(probs, e)
+            self.sound.append(sound)
+        return ids.gather(-1, places.unsqueeze(-1)).squeeze(-1)
+
+    def _draw(self, ids: Tensor, probs: Tensor, u: Tensor) -> Tensor:
+        if self._waits:
+            return draw_sparse(ids, probs, u)
+        places, sound = drawn(probs.double(), u)
+        self.sound.append(sound)
+        return ids.gather(-1, places.unsqueeze(-1)).squeeze(-1)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dspark.decoding.moving import sent
 from dspark.decoding.philox import LOW, MULTIPLIERS, ROUNDS, WEYL, Purpose, note, philox_array, recording
 from dspark.decoding.sampling import largest
 from dspark.types import Rule, SamplingParams
@@ -38,7 +39,7 @@ def times(
     if torch.device(device).type == "cpu":
         lanes = _uniforms(_blocks(laws, positions, groups), axis=-1)
         return torch.from_numpy(_exponentials(lanes.reshape(len(laws), -1)[:, :vocab]))
-    words = _device_blocks(laws, positions, torch.from_numpy(groups.astype(np.int64)).to(device))
+    words = _device_blocks(laws, positions, sent(groups.astype(np.int64), torch.device(device)))
     return _on_device(words).flatten(-2)[:, :vocab]
 
 
@@ -55,13 +56,20 @@ def times_of(laws: Sequence[SamplingParams], positions: Sequence[int], ids: Tens
 
 def winners(probs: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
     """probs and times [n, V or K], probs of any sum -> (index of the first one home [n], its lead in nats [n])."""
+    ids, leads, sound = race(probs, e)
+    if not bool(sound.all()):
+        raise FloatingPointError("a distribution has no mass or is not numbers")
+    return ids, leads
+
+
+def race(probs: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`winners` without a look at any number: whether somebody came home [n] is the third."""
     pace = probs.double() / e
     ids = largest(pace).unsqueeze(-1)
     first = pace.gather(-1, ids)
-    if not bool(((first > 0) & (first < torch.inf)).all()):  # a pace that is not a number fails the comparison too
-        raise FloatingPointError("a distribution has no mass or is not numbers")
     second = pace.scatter_(-1, ids, 0.0).amax(dim=-1)
-    return ids.squeeze(-1), torch.log(first.squeeze(-1) / second)
+    sound = (first > 0) & (first < torch.inf)  # a pace that is not a number fails the comparison too
+    return ids.squeeze(-1), torch.log(first.squeeze(-1) / second), sound.squeeze(-1)
 
 
 def _keys(laws: Sequence[SamplingParams], positions: Sequence[int]) -> tuple[npt.NDArray[np.uint64], ...]:
@@ -114,7 +122,7 @@ def _device_blocks(laws: Sequence[SamplingParams], positions: Sequence[int], gro
         note(seeds, (places, groups.cpu().numpy().astype(np.uint64), np.array([[_TAG]], np.uint64), choices))
 
     def column(values: npt.NDArray[np.uint64]) -> Tensor:
-        return torch.from_numpy(values.astype(np.int64)).to(groups.device)
+        return sent(values.astype(np.int64), groups.device)
 
     shape = np.broadcast_shapes(tuple(groups.shape), seeds.shape)
     c0, c1, c3 = column(places).expand(shape), groups.expand(shape), column(choices).expand(shape)

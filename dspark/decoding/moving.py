@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -20,3 +22,10 @@ def fetched(tensor: Tensor) -> npt.NDArray[Any]:
     """On the host, when everything before it is done: the one wait of a pass."""
     made: npt.NDArray[Any] = tensor.cpu().numpy()
     return made
+
+
+def fetched_together(tensors: Sequence[Tensor]) -> list[npt.NDArray[np.float64]]:
+    """Several by one copy, each in its shape."""
+    flat = fetched(torch.cat([each.flatten().double() for each in tensors]))
+    parts = np.split(flat, np.cumsum([each.numel() for each in tensors])[:-1])
+    return [part.reshape(each.shape) for part, each in zip(parts, tensors, strict=True)]

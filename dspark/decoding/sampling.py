@@ -113,14 +113,27 @@ def draw(probs: Tensor, u: Tensor) -> Tensor:
     return ids.squeeze(-1)
 
 
-def draft_distribution(logits: Tensor, laws: LawColumns, entries: int) -> tuple[Tensor, Tensor]:
+def drawn(law: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """`draw` without a look at any number: (ids [m], whether they can be drawn [m])."""
+    mass = law.cumsum(dim=-1)
+    ids = torch.searchsorted(mass, u.unsqueeze(-1) * mass[:, -1:], right=True)
+    possible, columns = law > 0, torch.arange(law.shape[-1], device=law.device)
+    behind = torch.where(possible & (columns >= ids), columns, law.shape[-1]).amin(dim=-1)
+    last = torch.where(possible, columns, 0).amax(dim=-1)
+    sound = possible.any(dim=-1) & (mass[:, -1] < torch.inf)  # of NaN neither holds
+    return torch.where(behind < law.shape[-1], behind, last), sound
+
+
+def draft_distribution(logits: Tensor, laws: LawColumns, entries: int, *, waits: bool = True) -> tuple[Tensor, Tensor]:
     """The distributions a drafter draws from and sends: logits [n, V] -> ids [n, K] int64, probs [n, K] float32.
 
     K is 1 if every row is greedy, else min(entries, V). Ids of a row are distinct, most likely first; what a law cuts
-    has probability 0. A greedy row has all its mass on entry 0, so that entry alone may be sent.
+    has probability 0. A greedy row has all its mass on entry 0, so that entry alone may be sent. Without waits nothing
+    looks at a number that was computed.
     """
+    top = best if waits else largest
     if laws.all_greedy:
-        ids = best(logits).unsqueeze(-1)
+        ids = top(logits).unsqueeze(-1)
         return ids, torch.ones(ids.shape, dtype=torch.float32, device=ids.device)
     likeliest, ids = logits.topk(min(entries, logits.shape[-1]), dim=-1)
     scaled = likeliest.double() / laws.temperature
@@ -147,7 +160,7 @@ def draft_distribution(logits: Tensor, laws: LawColumns, entries: int) -> tuple[
         probs = probs.masked_fill(cut, 0.0)
         probs = probs / probs.sum(dim=-1, keepdim=True)
     if laws.any_greedy:
-        first = best(logits).unsqueeze(-1)
+        first = top(logits).unsqueeze(-1)
         displaced = torch.where(ids == first, ids[:, :1], ids)  # among equals the sort may have put another id first
         ids = torch.where(laws.greedy, torch.where(rank == 0, first, displaced), ids)
         probs = torch.where(laws.greedy, (rank == 0).double(), probs)

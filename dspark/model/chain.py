@@ -81,8 +81,7 @@ class ChainDrafter(VocabularyEnds):
         """A row and the token after it make an entry: any order, any number at once."""
         assert tokens.rows is not None
         assert tokens.token_ids is not None
-        longest = int(tokens.positions.max()) + 1 if tokens.positions.numel() else 1
-        angles = self.rotary.at(tokens.positions, longest=longest)
+        angles = self.rotary.at(tokens.positions)
         keys, values = self.layer.self_attn.keys_values(self.pair(tokens.rows, tokens.token_ids).rows, angles)
         return keys.unsqueeze(0), values.unsqueeze(0)
 
@@ -178,20 +177,19 @@ class ChainProposal:
         self._positions = context.lengths  # [n] of the step to come
         keys, values = context.keys[0], context.values[0]  # [n, S, Hkv, hd]
         self._mask: Tensor | None = None  # [n, 1, 1, S + slots]
-        if len(keys) == 1:
+        if len(keys) == 1 and keys.device.type == "cpu":  # of a card it would be a wait
             rows = int(context.lengths[0])
             keys, values = keys[:, :rows], values[:, :rows]
         else:
             self._mask = for_padded_context(context.lengths, keys.shape[1], slots)
         self._keys, self._values = keys, values
-        self._longest = int(context.lengths.max()) + slots
         self._hidden: list[Tensor] = []
 
     def step(self, previous_ids: Tensor) -> Tensor:
         """previous_ids [n] -> logits [n, V] fp32 of the next slot."""
         drafter, layer = self._drafter, self._drafter.layer
         pair = drafter.pair(self._carried, previous_ids)
-        angles = drafter.rotary.at(self._positions, longest=self._longest)
+        angles = drafter.rotary.at(self._positions)
         query, key, value = layer.self_attn.project(pair.rows.unsqueeze(1), angles.unsqueeze(1))
         self._keys = torch.cat((self._keys, key), dim=1)
         self._values = torch.cat((self._values, value), dim=1)

@@ -85,7 +85,7 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
 
     def ingest_into(self, tokens: ContextTokens, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         assert tokens.rows is not None
-        angles = self._context_angles(tokens.positions)
+        angles = self.rotary.at(tokens.positions)
         for layer, own_keys, own_values in zip(self.draft_layers(), keys, values, strict=True):
             layer.self_attn.store_keys_values(tokens.rows, angles, own_keys, own_values, slots)
 
@@ -125,13 +125,10 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
 
         Keys come normed and rotated, ready to be cached; rows may arrive in any order.
         """
-        angles = self._context_angles(positions)
+        angles = self.rotary.at(positions)
         pairs = [layer.self_attn.keys_values(context, angles) for layer in self.draft_layers()]
         keys, values = zip(*pairs, strict=True)
         return torch.stack(keys), torch.stack(values)
-
-    def _context_angles(self, positions: Tensor) -> Tensor:
-        return self.rotary.at(positions, longest=int(positions.max()) + 1 if positions.numel() else 1)
 
     def block_hidden(
         self,
@@ -148,7 +145,7 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
         slots = self.config.block_size if slots is None else slots
         n, size, longest = len(anchor_ids), self.room(slots), context_k.shape[2] - room
         mask, beside = None, room == size
-        if n == 1:
+        if n == 1 and context_len.device.type == "cpu":  # of a card it would be a wait
             rows = int(context_len[0])
             beside = beside and rows == longest
             if not beside and rows != context_k.shape[2]:
@@ -279,8 +276,6 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
         ids[:, 0] = anchor_ids
         slots = torch.arange(size, device=anchor_ids.device)
         positions = anchor_positions.unsqueeze(-1) + slots
-        if longest is None:
-            longest = int(anchor_positions.max()) + size
         return self.embed(ids), self.rotary.at(positions, longest=longest)
 
 

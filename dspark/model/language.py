@@ -55,9 +55,8 @@ class LanguageDrafter(VocabularyEnds):
         assert tokens.token_ids is not None
         ids, positions = tokens.token_ids, tokens.positions
         mask = _causal(ids, past)
-        longest = int(positions.max()) + 1
         keys, values, hidden = [], [], self.embed(ids)
-        angles = self.rotary.at(positions, longest=longest)
+        angles = self.rotary.at(positions)
         layers = self._decoder()
         for number, layer in enumerate(layers):
             rows = layer.input_layernorm(hidden)
@@ -109,10 +108,9 @@ class LanguageProposal:
     def __init__(self, drafter: LanguageDrafter, context: Entries, slots: int) -> None:
         self._drafter = drafter
         self._positions = context.lengths
-        self._longest = int(context.lengths.max()) + slots
         keys, values = context.keys, context.values
         self._mask: Tensor | None = None  # [n, 1, 1, S + slots]
-        if keys.shape[1] == 1:
+        if keys.shape[1] == 1 and keys.device.type == "cpu":  # of a card it would be a wait
             rows = int(context.lengths[0])
             keys, values = keys[:, :, :rows], values[:, :, :rows]
         else:
@@ -124,7 +122,7 @@ class LanguageProposal:
         """previous_ids [n] -> logits [n, V] fp32 of the next slot."""
         drafter = self._drafter
         hidden = drafter.embed(previous_ids).unsqueeze(1)
-        angles = drafter.rotary.at(self._positions, longest=self._longest).unsqueeze(1)
+        angles = drafter.rotary.at(self._positions).unsqueeze(1)
         for number, layer in enumerate(drafter._decoder()):
             query, key, value = layer.self_attn.project(layer.input_layernorm(hidden), angles)
             self._keys[number] = keys = torch.cat((self._keys[number], key), dim=1)

@@ -38,7 +38,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, late_cast: bool = 
 
 
 class RotaryTable:
-    """cos and sin of every position up to the longest one seen, kept in fp32.
+    """cos and sin of positions in fp32: on a processor kept up to the longest one seen, on a card computed, as looking
+    for the longest would wait for it.
 
     Not a module: it holds nothing that belongs in a checkpoint. With a `fraction` below 1 only that share of the
     pairs rotates, the fastest ones; the others stand still.
@@ -56,17 +57,23 @@ class RotaryTable:
         self._scale = 1.0 if yarn is None else yarn.attention_factor
         self.table = torch.empty(0, 2 * self.half, device="cpu")  # [P, cos | sin]
 
-    def at(self, positions: Tensor, *, longest: int) -> Tensor:
-        """positions [...] int64 below `longest` -> [..., hd]: cos of hd/2 pairs, then sin."""
-        if self.table.device != positions.device or len(self.table) < longest:
-            self._grow(max(longest, 2 * len(self.table), 1024), positions.device)
+    def at(self, positions: Tensor, *, longest: int | None = None) -> Tensor:
+        """positions [...] int64 below `longest`, where that is known -> [..., hd]: cos of hd/2 pairs, then sin."""
+        if positions.device.type != "cpu":
+            if self.inv_freq.device != positions.device:
+                self.inv_freq = self.inv_freq.to(positions.device)
+            return self._angles(positions)
+        if longest is None:
+            longest = int(positions.max()) + 1 if positions.numel() else 1
+        if len(self.table) < longest:
+            # Ordinary tensors even when built on the serving path: training may use them later.
+            with torch.inference_mode(mode=False), torch.no_grad():
+                self.table = self._angles(torch.arange(max(longest, 2 * len(self.table), 1024), device="cpu"))
         return self.table[positions]
 
-    def _grow(self, length: int, device: torch.device) -> None:
-        # Ordinary tensors even when built on the serving path: training may use them later.
-        with torch.inference_mode(mode=False), torch.no_grad():
-            angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), self.inv_freq.to(device))
-            self.table = torch.cat((angles.cos(), angles.sin()), dim=-1) * self._scale
+    def _angles(self, positions: Tensor) -> Tensor:
+        angles = positions.unsqueeze(-1).float() * self.inv_freq
+        return torch.cat((angles.cos(), angles.sin()), dim=-1) * self._scale
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ class StagedDrafter(BlockDrafter):
 
     def context_kv(self, context: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Keys are the values: the same tensor twice, [L, ..., 1, hd]."""
-        angles = self._context_angles(positions)
+        angles = self.rotary.at(positions)
         keys = torch.stack([stage.attn.keys(context, angles) for stage in self._stages()]).unsqueeze(-2)
         return keys, keys
 

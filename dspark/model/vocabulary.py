@@ -33,7 +33,7 @@ class VocabularyEnds(Drafter):
         rows: Tensor = self.embed_tokens(token_ids)
         if not self.config.gemma:
             return rows
-        return rows * torch.tensor(self.config.hidden_size**0.5, dtype=rows.dtype, device=rows.device)
+        return rows * rows.new_full((), self.config.hidden_size**0.5)
 
     def whole(self, logits: Tensor) -> Tensor:
         """Logits of the tokens the head can say, [..., Vd] -> logits of all, [..., V]."""

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,14 @@ import torch
 
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine, DraftItem
+from draft_service.sample_block import SampledBlock, sample_block
+from dspark.decoding import moving
 from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.gumbel import times_of, winners
-from dspark.model.calibration import BUCKETS, RULES, Calibration, SlotFit, calibration_to_json
+from dspark.model.calibration import BUCKETS, IDENTITY, RULES, Calibration, SlotFit, calibration_to_json
+from dspark.model.family import ContextTokens, Entries
 from dspark.types import NO_Q, Block, Cursor, Rule, SamplingParams
+from tests.unit.model.tiny import FAMILIES, family_drafter
 
 ROWS = 30
 CURSOR = Cursor(1, 1, 1, ROWS + 1)
@@ -104,3 +109,65 @@ def test_every_member_of_a_cohort_is_calibrated_for_its_own_rule_and_bucket(
         chance = 1.0 / (1.0 + math.exp(-offset))
         np.testing.assert_allclose(block.confidence, [chance] * 7, atol=1e-5)
         np.testing.assert_allclose(engine.draft([item])[0].confidence, [chance] * 7, atol=1e-5)
+
+
+ALL = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(1.5, seed=1),
+    SamplingParams(0.8, seed=2, top_k=5, rule=Rule.BLOCK),
+    SamplingParams(1.2, seed=3, top_p=0.7, min_p=0.02),
+    SamplingParams(1.5, seed=4, rule=Rule.COUPLED),
+]
+
+
+def cohort(engine: DraftEngine, laws: list[SamplingParams], *, waits: bool) -> SampledBlock:
+    """Of sequences of one context."""
+    items = [DraftItem(CURSOR, 7, ROWS, law) for law in laws]
+    proposal, anchors = engine.propose(items, 7)
+    told = {"slots": 7, "vocab_size": 128, "entries": 16, "waits": waits}
+    return sample_block(proposal, engine._calibration, anchors, laws, [CURSOR] * len(laws), **told)
+
+
+@pytest.mark.parametrize("laws", [ALL, ALL[:1], ALL[1:4], [*ALL[:1], *ALL[4:]]])
+def test_what_is_drawn_without_a_look_is_what_is_drawn_with_one(
+    engine: DraftEngine, laws: list[SamplingParams], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dspark.decoding.drafting.WHOLE", 0)  # the noise of all tokens at once is of processors alone
+    for mine, other in zip(cohort(engine, laws, waits=False), cohort(engine, laws, waits=True), strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+def test_numbers_that_are_none_are_found_at_the_end(engine: DraftEngine) -> None:
+    with torch.no_grad():
+        engine.drafter.lm_head.weight[5] = torch.nan
+    engine.drafter.serve()
+    for laws in (ALL[1:4], ALL[4:]):
+        with pytest.raises(FloatingPointError):
+            cohort(engine, laws, waits=False)
+
+
+@pytest.mark.parametrize("family", [each for each in FAMILIES if each[1] != "deepseek_v4"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_block_is_waited_for_once(family: Any, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On tensors that hold no numbers: whoever looked at one would fail. Mixtures of DeepSeek-V4 do."""
+    fetched = []
+    monkeypatch.setattr(moving, "fetched", lambda flat: fetched.append(1) or np.ones(flat.shape))
+    for laws in (ALL, ALL[:1] * 5):
+        laws = laws[-count:] if count > 1 else laws[:1]
+        drafter = family_drafter(*family).to("meta")
+        shape, lengths = drafter.entry, torch.full((count,), 9, device="meta")
+        pool = torch.empty(shape.layers, count, 12, shape.kv_heads, shape.head_dim, device="meta")
+        anchors = torch.zeros(count, dtype=torch.int64, device="meta")
+        rows = pool.new_empty(1, 4, drafter.config.hidden_size)
+        drafter.ingest(ContextTokens(rows, anchors[:1].expand(1, 4), lengths[:1].expand(1, 4)))
+        proposal = drafter.propose(
+            anchor_ids=anchors,
+            anchor_positions=lengths,
+            context=Entries(pool, pool, lengths),
+            last_rows=pool.new_empty(count, drafter.config.hidden_size),
+            slots=4,
+        )
+        told = {"slots": 4, "vocab_size": drafter.config.vocab_size, "entries": 8}
+        fetched.clear()
+        sample_block(proposal, IDENTITY, anchors, laws, [CURSOR] * count, **told)
+        assert fetched == [1]
