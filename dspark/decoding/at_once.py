@@ -1,8 +1,8 @@
-"""Greedy matching and the two ratio rules as tensors alone, for devices that are not the host.
+"""Greedy matching, the two ratio rules and the coupled one as tensors alone, for devices that are not the host.
 
-No branch and no shape in `greedy` and `ratio` depends on a number that was computed, so all of it is launched behind a
-pass without a wait, and may be compiled or recorded; see `judge_at_once` for what goes in and what comes back. The
-formulas are those of `token_rule` and `block_rule`, and a test compares them.
+No branch and no shape in them depends on a number that was computed, so all of it is launched behind a pass without a
+wait, and may be compiled or recorded; see `judge_at_once` for what goes in and what comes back. The formulas are those
+of `token_rule`, `block_rule` and `coupled_rule`, and a test compares them.
 
 Symbols: m sequences, L slots of the longest block, K entries of its widest q, V vocabulary.
 """
@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dspark.decoding.sampling import LawColumns, distribution, drawn
+from dspark.decoding.gumbel import NEAR_TIE, race
+from dspark.decoding.sampling import LawColumns, distribution
 
 
 class Given(NamedTuple):
@@ -36,18 +37,34 @@ class Decision(NamedTuple):
     accepted: Tensor  # [m]
     token: Tensor  # [m]
     sound: Tensor  # [m] whether everything that decided was a number
-    p: Tensor  # [m, L, K] the target's probabilities of q's entries; empty at temperature 0
+    p: Tensor  # [m, L, K] the target's probabilities of q's entries; empty where q does not matter
+    ties: Tensor  # [m] positions of the coupled rule that rounding could decide otherwise
 
 
 def greedy(logits: Tensor, at: Given) -> Decision:
     """logits [T, V]: how far drafts are the likeliest tokens, and the next of those."""
     rows = logits[at.rows]
     top = rows.argmax(dim=-1)
-    slots = torch.arange(at.drafted.shape[1], device=logits.device)
-    matched = (top[:, :-1] == at.drafted) & (slots < at.lengths.unsqueeze(-1))
-    accepted = matched.long().cumprod(dim=-1).sum(dim=-1)
+    accepted = _matched(top, at)
     sound = torch.isfinite(rows.gather(-1, top.unsqueeze(-1))).all(dim=-1).all(dim=-1)
-    return Decision(accepted, _at(top, accepted), sound, at.q_probs)
+    return Decision(accepted, _at(top, accepted), sound, at.q_probs, torch.zeros_like(accepted))
+
+
+def coupled(logits: Tensor, at: Given, laws: LawColumns, noise: Tensor) -> Decision:
+    """The same of what the target draws, from logits that are shaped: laws as in `ratio`, noise [m * (L + 1), V]."""
+    probs = distribution(logits[at.rows].flatten(0, 1), laws, waits=False)
+    drawn, leads, sound = (part.view(at.rows.shape) for part in race(probs, noise))
+    accepted = _matched(drawn, at)
+    looked_at = torch.arange(at.rows.shape[1], device=logits.device) <= accepted.unsqueeze(-1)
+    ties = ((leads < NEAR_TIE) & looked_at).sum(dim=-1)
+    return Decision(accepted, _at(drawn, accepted), (sound | ~looked_at).all(dim=-1), at.q_probs, ties)
+
+
+def _matched(tokens: Tensor, at: Given) -> Tensor:
+    """tokens [m, L + 1] of the target -> how far drafts are the same [m]."""
+    slots = torch.arange(at.drafted.shape[1], device=tokens.device)
+    matched = (tokens[:, :-1] == at.drafted) & (slots < at.lengths.unsqueeze(-1))
+    return matched.long().cumprod(dim=-1).sum(dim=-1)
 
 
 def ratio(logits: Tensor, at: Given, laws: LawColumns) -> Decision:
@@ -70,7 +87,7 @@ def ratio(logits: Tensor, at: Given, laws: LawColumns) -> Decision:
     last = _at(probs, accepted) * weight.unsqueeze(-1)
     token, sound = drawn(_without(last, accepted, stopped, at), _at(at.emit_u, accepted))
     numbers = torch.isfinite(p).flatten(1).all(dim=-1)
-    return Decision(accepted, token, sound & numbers, p)
+    return Decision(accepted, token, sound & numbers, p, torch.zeros_like(accepted))
 
 
 def _longest(p: Tensor, by: Tensor, counts: Tensor, counting: Tensor, at: Given) -> tuple[Tensor, Tensor]:
@@ -98,6 +115,17 @@ def _without(last: Tensor, accepted: Tensor, stopped: Tensor, at: Given) -> Tens
     rest = (last - torch.zeros_like(last).scatter_add(-1, ids, probs)).clamp(min=0.0)
     mass = rest.sum(dim=-1, keepdim=True)
     return torch.where(mass > 0, rest / mass, last)
+
+
+def drawn(law: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """`sampling.draw` without a look at any number: (ids [m], whether they can be drawn [m])."""
+    mass = law.cumsum(dim=-1)
+    ids = torch.searchsorted(mass, u.unsqueeze(-1) * mass[:, -1:], right=True)
+    possible, columns = law > 0, torch.arange(law.shape[-1], device=law.device)
+    behind = torch.where(possible & (columns >= ids), columns, law.shape[-1]).amin(dim=-1)
+    last = torch.where(possible, columns, 0).amax(dim=-1)
+    sound = possible.any(dim=-1) & (mass[:, -1] < torch.inf)  # of NaN neither holds
+    return torch.where(behind < law.shape[-1], behind, last), sound
 
 
 def _at(rows: Tensor, place: Tensor) -> Tensor:

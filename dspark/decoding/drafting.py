@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dspark.decoding.at_once import drawn
 from dspark.decoding.gumbel import race, times, times_of, winners
 from dspark.decoding.moving import sent
-from dspark.decoding.sampling import LawColumns, distribution, draft_uniforms, draw_sparse, drawn
+from dspark.decoding.sampling import LawColumns, distribution, draft_uniforms, draw_sparse
 from dspark.types import Cursor, Rule, SamplingParams
 
 WHOLE = 16384  # n V up to which a CPU draws the noise of all tokens at once: as quick as K of them, slot by slot

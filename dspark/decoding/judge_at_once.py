@@ -1,7 +1,6 @@
 """A packed pass judged on the device that ran it, with one wait: numbers go there, decisions come back in one copy.
 
-What the watch wants to know of q's entries comes along. Coupled sequences race over noise that the host makes, and wait
-for themselves.
+What the watch wants to know of q's entries comes along.
 
 Symbols: m sequences, L slots of the longest block, K entries of its widest q, V vocabulary.
 """
@@ -21,8 +20,8 @@ from dspark.decoding import at_once
 from dspark.decoding.at_once import Decision, Given
 from dspark.decoding.block_rule import note_blocks
 from dspark.decoding.case import PackedCase
-from dspark.decoding.coupled_rule import judge_coupled
 from dspark.decoding.draws import DrawsWatch
+from dspark.decoding.gumbel import times
 from dspark.decoding.moving import fetched, sent
 from dspark.decoding.philox import Purpose
 from dspark.decoding.ratio import Floats, coins, slots_of
@@ -48,28 +47,35 @@ def judge_at_once(
     kinds: dict[str, list[int]] = {"greedy": [], "ratio": [], "coupled": []}
     for index, case in enumerate(cases):
         kinds["greedy" if case.law.greedy else "coupled" if case.law.rule is Rule.COUPLED else "ratio"].append(index)
-    places = ([kinds["greedy"]] if kinds["greedy"] else []) + _pieces(kinds["ratio"], cases)
-    chosen = [[cases[index] for index in piece] for piece in places]
+    chosen = [("greedy", kinds["greedy"])] if kinds["greedy"] else []
+    chosen += [(kind, piece) for kind in ("ratio", "coupled") for piece in _pieces(kinds[kind], cases)]
     decisions = []
-    for piece in chosen:
-        at = given(piece, logits.device, draws=not piece[0].law.greedy)
-        if piece[0].law.greedy:
+    for kind, places in chosen:
+        piece = [cases[index] for index in places]
+        at = given(piece, logits.device, draws=kind == "ratio")
+        if kind == "greedy":
             decisions.append(at_once.greedy(logits, at))
             continue
-        laws = LawColumns.of([case.law for case in piece for _ in range(at.rows.shape[1])], logits.device)
-        decisions.append(ratio(logits, at, laws))
-    told = _back(decisions, watched=watch is not None)
-    found = [made for made, _ in told]
-    if kinds["coupled"]:
-        places.append(kinds["coupled"])
-        found.append(judge_coupled(logits, [cases[index] for index in kinds["coupled"]], near_ties))
-    for piece_places, made in zip(places, found, strict=True):
-        for index, verdict in zip(piece_places, made, strict=True):
+        each = [case.law for case in piece for _ in range(at.rows.shape[1])]
+        laws = LawColumns.of(each, logits.device)
+        if kind == "ratio":
+            decisions.append(ratio(logits, at, laws))
+            continue
+        noise = times(each, _positions(piece, at.rows.shape[1]), logits.shape[-1], logits.device)
+        decisions.append(at_once.coupled(logits, at, laws, noise))
+    for (kind, places), (made, ties, p) in zip(chosen, _back(decisions, watched=watch is not None), strict=True):
+        for index, verdict, tied in zip(places, made, ties, strict=True):
             verdicts[index] = verdict
-    for piece, (made, p) in zip(chosen, told, strict=True):
-        if watch is not None and not piece[0].law.greedy:
-            _note(watch, piece, made, p)
+            if tied and near_ties is not None:
+                near_ties[cases[index].cursor.sequence] += tied
+        if watch is not None and kind == "ratio":
+            _note(watch, [cases[index] for index in places], made, p)
     return verdicts
+
+
+def _positions(cases: Sequence[PackedCase], rows: int) -> list[int]:
+    """Of the tokens that come after so many rows of each; a case's last ones are one position."""
+    return [case.cursor.anchor_position + 1 + min(slot, len(case.draft_ids)) for case in cases for slot in range(rows)]
 
 
 def _pieces(places: Sequence[int], cases: Sequence[PackedCase]) -> list[list[int]]:
@@ -120,23 +126,24 @@ def _parts(device: torch.device, *arrays: npt.NDArray[Any]) -> list[Tensor]:
     return [part.view(each.shape) for part, each in zip(made, arrays, strict=True)]
 
 
-def _back(decisions: Sequence[Decision], *, watched: bool) -> list[tuple[Verdicts, Floats]]:
-    """Verdicts and p of each, in one copy. Raises FloatingPointError when the logits of any case are not numbers."""
+def _back(decisions: Sequence[Decision], *, watched: bool) -> list[tuple[Verdicts, list[int], Floats]]:
+    """Verdicts, near-ties and p of each, in one copy. Raises FloatingPointError when some logits are no numbers."""
     if not decisions:
         return []
     parts: list[Tensor] = []
     for each in decisions:
-        parts += [each.accepted, each.token, each.sound] + ([each.p.flatten()] if watched else [])
+        parts += [each.accepted, each.token, each.ties, each.sound] + ([each.p.flatten()] if watched else [])
     flat = fetched(torch.cat([part.double() for part in parts]))
     made, start = [], 0
     for each in decisions:
-        end = start + 3 * len(each.accepted)
-        accepted, token, sound = flat[start:end].reshape(3, -1)
+        end = start + 4 * len(each.accepted)
+        accepted, token, ties, sound = flat[start:end].reshape(4, -1)
         if not sound.all():
             raise FloatingPointError("logits are not numbers")
         start = end + (each.p.numel() if watched else 0)
         p = flat[end:start].reshape(each.p.shape) if watched else flat[:0]
-        made.append((list(zip(accepted.astype(int).tolist(), token.astype(int).tolist(), strict=True)), p))
+        verdicts = zip(accepted.astype(int).tolist(), token.astype(int).tolist(), strict=True)
+        made.append((list(verdicts), ties.astype(int).tolist(), p))
     return made
 
 

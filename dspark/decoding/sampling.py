@@ -113,17 +113,6 @@ def draw(probs: Tensor, u: Tensor) -> Tensor:
     return ids.squeeze(-1)
 
 
-def drawn(law: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """`draw` without a look at any number: (ids [m], whether they can be drawn [m])."""
-    mass = law.cumsum(dim=-1)
-    ids = torch.searchsorted(mass, u.unsqueeze(-1) * mass[:, -1:], right=True)
-    possible, columns = law > 0, torch.arange(law.shape[-1], device=law.device)
-    behind = torch.where(possible & (columns >= ids), columns, law.shape[-1]).amin(dim=-1)
-    last = torch.where(possible, columns, 0).amax(dim=-1)
-    sound = possible.any(dim=-1) & (mass[:, -1] < torch.inf)  # of NaN neither holds
-    return torch.where(behind < law.shape[-1], behind, last), sound
-
-
 def draft_distribution(logits: Tensor, laws: LawColumns, entries: int, *, waits: bool = True) -> tuple[Tensor, Tensor]:
     """The distributions a drafter draws from and sends: logits [n, V] -> ids [n, K] int64, probs [n, K] float32.
 

@@ -7,13 +7,14 @@ from tests.mutation.mutant import in_file
 A = "tests/unit/decoding/test_judge_at_once.py"
 SAME = (f"{A}::test_verdicts_are_those_of_the_rules_on_the_host",)
 LIKED = (f"{A}::test_blocks_that_the_target_likes_are_kept_as_far_as_on_the_host",)
+TIES = (f"{A}::test_near_ties_of_coupled_sequences_are_counted",)
 SENT = (f"{A}::test_a_slot_that_its_q_cannot_give_counts_as_not_sent",)
 
 AT_ONCE = [
     *in_file(
         "dspark/decoding/at_once.py",
         ("greedy keeps a token behind a wrong one", "matched.long().cumprod(dim=-1)", "matched.long()", SAME),
-        ("slots of nobody are matched", " & (slots < at.lengths.unsqueeze(-1))\n    accepted", "\n    accepted", LIKED),
+        ("slots of nobody are matched", " & (slots < at.lengths.unsqueeze(-1))\n    return", "\n    return", LIKED),
         ("a token that its q cannot give may be kept", "possible = (q > 0) & ", "possible = ", SENT),
         (
             "the token rule keeps a token behind a rejected one",
@@ -27,6 +28,7 @@ AT_ONCE = [
             "last = _at(probs, accepted) * weight.clamp(min=1.0)",
             LIKED,
         ),
+        ("near-ties behind the end are counted", "NEAR_TIE) & looked_at", "NEAR_TIE)", TIES),
         ("q is taken off behind whole blocks", " * stopped.unsqueeze(-1)", "", LIKED),
         ("the last candidate is judged like the others", "(slots == counting - 1) | (later <= 0)", "later <= 0", LIKED),
         (
@@ -38,6 +40,12 @@ AT_ONCE = [
     ),
     *in_file(
         "dspark/decoding/judge_at_once.py",
+        (
+            "the race of a position is that of the one before",
+            "anchor_position + 1 + min(",
+            "anchor_position + min(",
+            SAME,
+        ),
         ("draft and acceptance share noise", "coins(Purpose.ACCEPT,", "coins(Purpose.DRAFT,", SAME),
         ("emissions of an anchor share a coin", "slots[: length + 1] + 1 for", "slots[: length + 1] * 0 + 1 for", SAME),
         ("rows of short blocks run on into their neighbours'", "np.minimum(slots, reach)", "slots", SAME),

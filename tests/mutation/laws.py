@@ -146,8 +146,8 @@ LAWS = [
         "dspark/decoding/drafting.py",
         (
             "slots of a draft share a coin",
-            "return draw_sparse(ids, probs, self._coins[:, slot])",
-            "return draw_sparse(ids, probs, self._coins[:, 0])",
+            "return self._draw(ids, probs, self._coins[:, slot])",
+            "return self._draw(ids, probs, self._coins[:, 0])",
             ("tests/unit/draft_service/test_sample_block.py", *RACE),
         ),
         (
@@ -158,8 +158,8 @@ LAWS = [
         ),
         (
             "ratio rows of a mixed cohort take each other's coins",
-            "draw_sparse(ids[self._ratio], probs[self._ratio], self._coins[:, slot])",
-            "draw_sparse(ids[self._ratio], probs[self._ratio], self._coins[:, slot].flip(0))",
+            "self._draw(ids[self._ratio], probs[self._ratio], self._coins[:, slot])",
+            "self._draw(ids[self._ratio], probs[self._ratio], self._coins[:, slot].flip(0))",
             RACE,
         ),
         (

@@ -319,14 +319,14 @@ RULES = [
         "draft_service/sample_block.py",
         (
             "q is rounded after sampling",
-            "torch.stack(probs, dim=1).cpu()",
-            "torch.stack(probs, dim=1).bfloat16().float().cpu()",
+            "q_probs.astype(np.float32), confidence)",
+            "torch.from_numpy(q_probs).bfloat16().float().numpy(), confidence)",
             WALK,
         ),
         (
             "a confidence knows its own token",
-            "calibration, torch.stack(previous[:-1], dim=1), laws)",
-            "calibration, torch.stack(previous[1:], dim=1), laws)",
+            "confidence_logits(torch.stack(previous[:-1], dim=1))",
+            "confidence_logits(torch.stack(previous[1:], dim=1))",
             WALK,
         ),
     ),
