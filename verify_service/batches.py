@@ -214,7 +214,8 @@ class Batches:
                 continue
             start, most = state.cached, budget if state.scores is None else min(budget, SCORED)
             end = len(prefill.token_ids)
-            ids = prefill.token_ids[start : self._holdings.whole_pages(start, min(start + most, end), end)]
+            stop = self._holdings.whole_pages(start, min(start + most, end), end)
+            ids = prefill.token_ids[start:stop]
             behind = () if state.scores is None else prefill.token_ids[start + 1 : start + 1 + len(ids)]
             riders.append((prefill, PromptChunk(state, ids, behind)))
             budget -= len(ids)
