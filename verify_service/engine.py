@@ -55,16 +55,17 @@ class VerifyEngine(EngineCore):
         store = None
         if projection is not None:
             store = FeatureStore(pages * config.page_size, projection, config.feature_dtype)
-        kept, keeps = None, config.prefix_cache
-        if isinstance(runner, StatefulRunner):
-            kept, keeps = StateCache(runner, config.state_cache_mb << 20), keeps and runner.one_cache
+        keeps = config.prefix_cache and runner.shares_prefixes
+        kept = None
+        if keeps and isinstance(runner, StatefulRunner):
+            kept = StateCache(runner, config.state_cache_mb << 20)
         holdings = KVCacheManager(
             pages=pages,
             page_size=config.page_size,
             most=config.max_sequences,
             store=store,
             keep_prefixes=keeps,
-            kept_states=kept if keeps else None,
+            kept_states=kept,
             copies=isinstance(runner, ModelRunner) and runner.likes_rows,
         )
         self._grammars = Grammars(target.folder, target.vocab_size, target.stop_ids)
@@ -95,6 +96,11 @@ class VerifyEngine(EngineCore):
     def attention_reason(self) -> str:
         """Why the path is not paged; empty where it is."""
         return self._runner.reason
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether a prompt goes on behind what was computed for another that begins alike."""
+        return self.config.prefix_cache and self._runner.shares_prefixes
 
     @property
     def make(self) -> str:

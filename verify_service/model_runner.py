@@ -42,6 +42,10 @@ class Runner(Protocol):
     rotation: LengthRotation | None  # of the few models whose rotation depends on length
 
     @property
+    def shares_prefixes(self) -> bool:
+        """Whether a prompt can go on behind what was computed for another that begins alike."""
+
+    @property
     def make(self) -> str:
         """How its passes are made, as far as that decides how long they take."""
 
@@ -66,6 +70,7 @@ class ModelRunner:
 
     path = "paged"
     reason = ""
+    shares_prefixes = True
 
     def __init__(
         self,

@@ -69,9 +69,9 @@ class StatefulRunner:
         self._token_ids: dict[int, list[int]] = {}  # of sequences that may have to be computed again
 
     @property
-    def one_cache(self) -> bool:
-        """Whether no sequence has two."""
-        return self.rotation is None or self.rotation.switches_at is None
+    def shares_prefixes(self) -> bool:
+        """Not where going on from a state takes a pass a token, and not of sequences with two caches."""
+        return not self._single and (self.rotation is None or self.rotation.switches_at is None)
 
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:

@@ -67,8 +67,8 @@ def compare(folder: Path, config: str) -> Row:
         for key, (at, taken) in enumerate(starts):
             served[key] = [*prompts[at], *answers[at][:taken]]
             begin(engine, key, served[key], len(prompts[at]))
-            if way == FOUND and "turns all" not in engine.attention_reason:  # such a model has two states at its border
-                found, full = engine.spared(key, 1), _full_pages(len(prompts[at]), engine.config)
+            if way == FOUND:
+                found, full = engine.spared(key, 1), _full_pages(len(prompts[at]), engine)
                 wrong += [] if found == full else [f"{way}, prompt of {len(prompts[at])}, {found} tokens found"]
         finish(engine, served, {key: answers[at][taken:] for key, (at, taken) in enumerate(starts)})
         for key, (at, _) in enumerate(starts):
@@ -80,9 +80,10 @@ def compare(folder: Path, config: str) -> Row:
     return Row(config, engine.attention_path, engine.attention_reason, ways, wrong)
 
 
-def _full_pages(tokens: int, config: VerifyConfig) -> int:
+def _full_pages(tokens: int, engine: VerifyEngine) -> int:
     """Tokens of a prompt that may be found: its last one is run whatever is kept."""
-    return (tokens - 1) // config.page_size * config.page_size
+    size = engine.config.page_size
+    return (tokens - 1) // size * size if engine.shares_prefixes else 0
 
 
 def _ways() -> list[tuple[str, list[tuple[int, int]]]]:
