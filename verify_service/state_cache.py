@@ -13,7 +13,7 @@ from verify_service.kept_state import copied, size
 from verify_service.stateful import StatefulRunner
 
 
-class _Kept(NamedTuple):
+class _Taken(NamedTuple):
     cache: Any
     length: int  # tokens in it
     bytes: int
@@ -24,7 +24,7 @@ class StateCache:
 
     def __init__(self, runner: StatefulRunner, most: int) -> None:
         self._runner, self._most = runner, most  # most: bytes
-        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._kept: OrderedDict[bytes, _Taken] = OrderedDict()
         self.bytes = 0
 
     def __contains__(self, name: bytes) -> bool:
@@ -38,7 +38,7 @@ class StateCache:
         found = self._runner.standing(sequence)
         if found is None or (taken := size(found.cache)) > self._most:
             return
-        self._kept[name] = _Kept(copied(found.cache, apart=True), found.length, taken)
+        self._kept[name] = _Taken(copied(found.cache, apart=True), found.length, taken)
         self.bytes += taken
         while self.bytes > self._most:
             _, oldest = self._kept.popitem(last=False)

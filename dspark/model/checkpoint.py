@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import os
 from dataclasses import dataclass
@@ -215,6 +216,7 @@ def load_target(
             output_loading_info=True,
             # Reported instead of raised, so that the refusal below can name them.
             ignore_mismatched_sizes=True,
+            **_straight_to(torch.device(device)),
         )
     except Exception as error:  # what the library makes of a strange file has no type of its own
         raise CheckpointError(f"{folder}: {type(error).__name__}: {error}") from error
@@ -240,6 +242,13 @@ def load_target(
         hidden_size=int(text.hidden_size),
         num_layers=int(text.num_hidden_layers),
     )
+
+
+def _straight_to(device: torch.device) -> dict[str, Any]:
+    """For the library to read weights onto a card one by one, where it can, and not all of them on the host first."""
+    if device.type == "cpu" or importlib.util.find_spec("accelerate") is None:
+        return {}
+    return {"device_map": {"": device}}
 
 
 def context_length(text: Any) -> int:
