@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import harmless, in_file
 
 V = "tests/unit/verify_service/"
+STATES = ("tests/unit/verify_service/test_state_cache.py",)
 POOL = (f"{V}test_kv_block_pool.py",)
 HOLD = (f"{V}test_kv_cache_manager.py",)
 CHECKS = (f"{V}test_check_item.py",)
@@ -82,6 +83,30 @@ PAGES = [
             "            before += length\n",
             "            before += run.count\n",
             ("tests/unit/test_pages.py", "tests/unit/draft_service/test_contexts.py"),
+        ),
+    ),
+    *in_file(
+        "verify_service/stateful.py",
+        (
+            "who goes on from a kept state writes into it",
+            "KeptState(lambda: copied(cache), ",
+            "KeptState(lambda: cache, ",
+            STATES,
+        ),
+    ),
+    *in_file(
+        "verify_service/state_cache.py",
+        (
+            "a kept state goes on with its sequence",
+            "copied(found.cache, apart=True)",
+            "found.cache",
+            STATES,
+        ),
+        (
+            "a kept state is told to be a token shorter",
+            "kept.cache, kept.length)",
+            "kept.cache, kept.length - 1)",
+            STATES,
         ),
     ),
     *in_file(

@@ -18,13 +18,16 @@ TOKENS = {"acme": "token-of-the-tenant-acme", "globex": "token-of-the-tenant-glo
 PROMPT = [number % 100 + 16 for number in range(100)]
 
 
-async def test_tenants_share_neither_prefixes_nor_names(tmp_path: Path, golden_target: Path) -> None:
+@pytest.mark.parametrize("attention", ["auto", "stateful"])
+async def test_tenants_share_neither_prefixes_nor_names(tmp_path: Path, golden_target: Path, attention: str) -> None:
     write_token(tmp_path / "worker")
     clients = tmp_path / "clients"
     clients.write_text("".join(f"{name} {token}\n" for name, token in TOKENS.items()))
     worker = str(tmp_path / "worker")
     verifier = await verify_process.start(
-        VerifyConfig(target=str(golden_target), measure_cost=False, metrics_port=None, token_file=worker)
+        VerifyConfig(
+            target=str(golden_target), attention=attention, measure_cost=False, metrics_port=None, token_file=worker
+        )
     )
     coordinator = await coordinator_process.start(
         CoordinatorConfig(

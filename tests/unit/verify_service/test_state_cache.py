@@ -46,7 +46,8 @@ def test_a_prompt_goes_on_from_the_longest_state_of_its_own_tenant(kind: str, tm
     found = [prefilled(served, 1, first, salt="one"), prefilled(served, 2, first, salt="two")]
     found += [prefilled(served, 3 + n, ids, salt="one") for n, ids in enumerate(others)]
     assert found == [144, 0, 0, 64]  # the last state is where a chunk ended
-    for key in (1, 2):
+    assert prefilled(served, 5, first, salt="one") == 144, "once more, and the state is as it was kept"
+    for key in (1, 2, 5):
         torch.testing.assert_close(served._holdings.last_logits[key], logits, atol=2e-3, rtol=1e-4)
     with torch.inference_mode():
         whole = served.target.model(input_ids=torch.tensor([others[1]]), use_cache=False).logits[0, -1]
