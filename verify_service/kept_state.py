@@ -83,17 +83,9 @@ def copied(cache: Any, *, apart: bool = False) -> Any:
     return made
 
 
-def size(value: Any) -> int:
-    """Bytes of the tensors in a cache."""
-    if isinstance(value, Tensor):
-        return value.nbytes
-    if isinstance(value, list | tuple):
-        return sum(map(size, value))
-    if isinstance(value, dict):
-        return sum(map(size, value.values()))
-    if isinstance(value, _PLAIN) or not hasattr(value, "__dict__") or callable(value):
-        return 0
-    return size(vars(value))
+def size(cache: Any) -> int:
+    """Bytes of the tensors in it."""
+    return sum(sum(map(size, value)) if name == "layers" else _bytes(value) for name, value in vars(cache).items())
 
 
 def form(cache: Any) -> Any:
@@ -163,6 +155,14 @@ def _woven_value(values: list[Any], weave: Callable[[list[Tensor]], Tensor]) -> 
     if isinstance(first, list | tuple):
         return type(first)(_woven_value(list(parts), weave) for parts in zip(*values, strict=True))
     return first
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(map(_bytes, value.values()))
+    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
 
 
 def _copied(name: str, value: Any, growing: Collection[str]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import harmless, in_file
 
 V = "tests/unit/verify_service/"
-STATES = ("tests/unit/verify_service/test_state_cache.py",)
+STATES = (f"{V}test_state_cache.py",)
 POOL = (f"{V}test_kv_block_pool.py",)
 HOLD = (f"{V}test_kv_cache_manager.py",)
 CHECKS = (f"{V}test_check_item.py",)
