@@ -13,7 +13,7 @@ from verify_service.kept_state import copied, size
 from verify_service.stateful import StatefulRunner
 
 
-class _Taken(NamedTuple):
+class _KeptCache(NamedTuple):
     cache: Any
     length: int  # tokens in it
     bytes: int
@@ -24,7 +24,7 @@ class StateCache:
 
     def __init__(self, runner: StatefulRunner, most: int) -> None:
         self._runner, self._most = runner, most  # most: bytes
-        self._kept: OrderedDict[bytes, _Taken] = OrderedDict()
+        self._kept: OrderedDict[bytes, _KeptCache] = OrderedDict()
         self.bytes = 0
 
     def __contains__(self, name: bytes) -> bool:
@@ -38,7 +38,7 @@ class StateCache:
         found = self._runner.standing(sequence)
         if found is None or (taken := size(found.cache)) > self._most:
             return
-        self._kept[name] = _Taken(copied(found.cache, apart=True), found.length, taken)
+        self._kept[name] = _KeptCache(copied(found.cache, apart=True), found.length, taken)
         self.bytes += taken
         while self.bytes > self._most:
             _, oldest = self._kept.popitem(last=False)
