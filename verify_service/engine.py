@@ -56,18 +56,16 @@ class VerifyEngine(EngineCore):
         if projection is not None:
             store = FeatureStore(pages * config.page_size, projection, config.feature_dtype)
         keeps = config.prefix_cache and runner.shares_prefixes
-        kept = None
-        if keeps and isinstance(runner, StatefulRunner):
-            kept = StateCache(runner, config.state_cache_mb << 20)
         holdings = KVCacheManager(
             pages=pages,
             page_size=config.page_size,
             most=config.max_sequences,
             store=store,
             keep_prefixes=keeps,
-            kept_states=kept,
             copies=isinstance(runner, ModelRunner) and runner.likes_rows,
         )
+        if keeps and isinstance(runner, StatefulRunner):
+            holdings.prefixes.states = StateCache(runner, config.state_cache_mb << 20)
         self._grammars = Grammars(target.folder, target.vocab_size, target.stop_ids)
         self._step = PackedStep(runner, holdings, sampler, store)
         batches = Batches(self._step, holdings, config, target.vocab_size, runner.device.type, runner.release)

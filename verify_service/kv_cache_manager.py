@@ -17,7 +17,7 @@ from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams
 from dspark.wire.orders import PackedRows
 from verify_service.interface import FeatureRun, KeptRows
 from verify_service.kv_block_pool import KVBlockPool, Slots
-from verify_service.prefix_cache import PrefixCache, StateKeeper
+from verify_service.prefix_cache import PrefixCache
 from verify_service.sequences import CachedSequence
 
 
@@ -50,7 +50,6 @@ class KVCacheManager:
         store: RowStore | None,
         keep_prefixes: bool,
         copies: bool = False,  # kept prefixes, where rows that lie together pay
-        kept_states: StateKeeper | None = None,
     ) -> None:
         self.states: dict[int, CachedSequence] = {}
         self.last_logits: dict[int, Any] = {}  # of prefilled sequences whose anchor is not drawn yet
@@ -59,9 +58,7 @@ class KVCacheManager:
         self.pool = KVBlockPool(pages, page_size)
         self._copies = copies
         # Where rows should lie together, kept pages leave half of the pool to those who run.
-        self.prefixes = PrefixCache(
-            self.pool, enabled=keep_prefixes, most=pages // 2 if copies else pages, states=kept_states
-        )
+        self.prefixes = PrefixCache(self.pool, enabled=keep_prefixes, most=pages // 2 if copies else pages)
 
     @property
     def held(self) -> Held:

@@ -39,15 +39,9 @@ class _Kept(NamedTuple):
 class PrefixCache:
     """One holder of pages among others."""
 
-    def __init__(
-        self,
-        pool: KVBlockPool,
-        *,
-        enabled: bool = True,
-        most: int | None = None,
-        states: StateKeeper | None = None,  # of a target whose state is no list of pages
-    ) -> None:
-        self._pool, self._enabled, self.states = pool, enabled, states
+    def __init__(self, pool: KVBlockPool, *, enabled: bool = True, most: int | None = None) -> None:
+        self._pool, self._enabled = pool, enabled
+        self.states: StateKeeper | None = None  # of a target whose state is no list of pages, before anything is kept
         self._most = pool.total if most is None else most  # pages kept
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # least recently used first
 
