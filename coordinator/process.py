@@ -104,7 +104,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         Monitor(metrics),
         _conduct(config),
         explain,
-        write=journal.write if journal is not None else lambda: None,
+        write=journal.write if journal is not None else None,
     )
     breaker = CircuitBreaker(losses=config.flap_limit)
     access = WorkerAccess(config.describe_deadline_s, shell.security.token, shell.security.tls, breaker)

@@ -14,9 +14,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from fakes import VOCAB, after
 
-from coordinator.answers.answer import Answer, CommitLog
+from coordinator.answers.answer import Answer, CommitLog, RequestStats
 from coordinator.answers.output_queue import OutputQueue
-from coordinator.answers.request_stats import RequestStats
 from coordinator.lanes.conduct import Conduct, LaneContext
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.monitor import Monitor
@@ -262,6 +261,7 @@ class RoundsCell:
             answer = Answer(log, max_tokens=request.max_tokens, stop_ids=request.stop_ids, index=index)
             life = Life(number or next(self._numbers))
             tracks.append(RequestState(request, life, answer, RequestStats(self.clock.time()), sink, note_epoch))
+        self.admission.check(request)
         self.admission.submit(*tracks)
         return tracks
 

@@ -12,7 +12,7 @@ import dspark
 from coordinator.cells.frontends import CellService, FrontendConnection
 from coordinator.cells.local_cell import LocalCell
 from coordinator.lanes.lane import Lane
-from coordinator.planning.cost_curve import CostCurve
+from coordinator.planning.cost import CostCurve
 from coordinator.watching.messages import ended_answers, explanations
 from coordinator.workers.membership import Membership
 from coordinator.workers.totals import write_totals

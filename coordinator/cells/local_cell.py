@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from coordinator.answers.answer import Answer, CommitLog
+from coordinator.answers.answer import Answer, CommitLog, RequestStats
 from coordinator.answers.output_queue import OutputSink
-from coordinator.answers.request_stats import RequestStats
 from coordinator.cells.cell import CellTerms, SubmitRequest
 from coordinator.cells.journal import Journal, Said
 from coordinator.cells.resumption import Journaled, look_up, tell_again
@@ -20,7 +19,7 @@ from coordinator.queue.scheduler import Scheduler
 from coordinator.requests.request import Request, owned
 from coordinator.requests.validation import Limits
 from coordinator.workers.membership import Membership
-from dspark.errors import InvalidRequest, RequestCancelled, Unavailable
+from dspark.errors import RequestCancelled, Unavailable
 from dspark.rounds.policy import Policy
 from dspark.types import Rule
 
@@ -68,22 +67,22 @@ class LocalCell:
 
     def terms(self) -> CellTerms:
         """By what the connected workers said of themselves."""
-        verifiers = self.membership.verifiers
+        verifiers, drafters = self.membership.verifiers, self.membership.drafters
         if not verifiers:
             raise Unavailable("no verifier is connected")
-        capacities = [facts.capacity for facts in verifiers]
+        capacities = [facts.page_size * facts.pages_total for facts in verifiers]  # 0 of one that does not say
         # Requests that name no rule keep being drafted for, by a rule that no draft can hurt.
-        distrusted = self.membership.monitor.distrusts_all(facts.fingerprint for facts in self.membership.drafters)
+        distrusted = self.membership.monitor.distrusts_all([facts.fingerprint for facts in drafters])
         limits = Limits(
             vocab_size=verifiers[0].vocab_size,
-            context_length=min(facts.context_length for facts in verifiers),
+            context_length=min([facts.context_length for facts in verifiers]),
             capacity=max(capacities) if all(capacities) else 0,
             stop_token_ids=verifiers[0].stop_token_ids,
             has_tokenizer=False,
             policy=self.offer.policy,
             rule=Rule.COUPLED if distrusted else self.offer.rule,
         )
-        drafter = next(iter(self.membership.drafters), None)
+        drafter = drafters[0] if drafters else None
         return CellTerms(
             verifiers[0].model,
             drafter.model if drafter else "",
@@ -104,9 +103,7 @@ class LocalCell:
             known = look_up(order, self.journal)
             request = known.request
             self._take_over(request.id)
-        self.admission.check_capacity(request.choices, request.tenant)
-        if self.admission.find(request.id) is not None:
-            raise InvalidRequest("request_id", "a running request has this id")
+        self.admission.check(request)
         kept = None
         if self.journal is not None:
             kept = Journaled(self.journal, self.journal.open(request, known.entry if known else None), sink)
@@ -115,22 +112,13 @@ class LocalCell:
             for choice in range(request.choices)
             if known is None or known.answers[choice].end is None
         }
-        self._begin(request, tracks, kept)
+        if tracks:
+            self.admission.submit(*tracks.values())
+        if kept is not None:
+            kept.begun(len(tracks))  # nothing is committed before this turn of the loop is over
         if known is not None:
             tell_again(sink, known)
         return LocalHandle(self.admission, tracks, kept)
-
-    def _begin(self, request: Request, tracks: dict[int, RequestState], kept: Journaled | None) -> None:
-        """Nothing is committed before this turn of the loop is over."""
-        try:
-            if tracks:
-                self.admission.submit(*tracks.values())
-        except Exception:
-            if kept is not None:
-                kept.given_up()
-            raise
-        if kept is not None:
-            kept.begun(len(tracks))
 
     def _take_over(self, request_id: str) -> None:
         """Whoever reads its answers now, the client that resumes them comes first."""

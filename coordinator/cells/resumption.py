@@ -65,10 +65,6 @@ class Journaled:
         self._open = answers
         self._settle()
 
-    def given_up(self) -> None:
-        """Nobody took them."""
-        self._settle()
-
     def push(self, piece: CommittedTokens) -> None:
         self._journal.committed(self._entry, piece)
         self._to.push(piece)

@@ -22,8 +22,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from fastapi import Request
 from starlette.responses import Response
 
-from coordinator.answers.answer import CommittedTokens
-from coordinator.answers.request_stats import RequestStats
+from coordinator.answers.answer import CommittedTokens, RequestStats
 from coordinator.beside import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import Asking, Prompt, Scored, new_id

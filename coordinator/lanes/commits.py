@@ -16,7 +16,7 @@ from coordinator.answers.answer import CommittedTokens, FirstCommit, Round
 from coordinator.answers.output_queue import Overfull
 from coordinator.lanes.owner import Owner
 from coordinator.lanes.request_state import LifeEvent, RequestState
-from coordinator.lanes.round_counts import RoundCounts
+from coordinator.lanes.round_learning import RoundCounts
 from dspark.errors import Overloaded, PeerError
 from dspark.rounds import control
 from dspark.rounds.events import RoundReport

@@ -28,7 +28,7 @@ class Conduct:
 @dataclass(frozen=True, slots=True)
 class LaneContext:
     """Of all lanes of a coordinator. load: sequences by the drafter that drafts for them; write: makes commits and
-    epochs last before anybody is shown them."""
+    epochs last before anybody is shown them, where there is a journal."""
 
     clock: Clock
     metrics: Metrics
@@ -36,4 +36,4 @@ class LaneContext:
     conduct: Conduct = field(default_factory=Conduct)
     watch: RoundWatch | None = None
     load: Counter[DrafterPort] = field(default_factory=Counter)
-    write: Callable[[], None] = lambda: None
+    write: Callable[[], None] | None = None

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable
 from coordinator.clock import Clock
 from coordinator.lanes.commits import REASONS
 from coordinator.lanes.lane_drafters import LaneDrafters
-from coordinator.lanes.placed import Placed
+from coordinator.lanes.request_state import Placed
 from coordinator.planning.lane_plans import LanePlans
 from dspark.rounds.events import RoundReport
 from dspark.runtime.telemetry import Metrics
@@ -43,7 +43,8 @@ class DrafterAssignment:
         self._detach(placed)
 
     def look_at(self, placed: Iterable[Placed]) -> None:
-        self._due.update((each.number, each) for each in placed)
+        for each in placed:
+            self._due[each.number] = each
 
     def reported(self, placed: Placed, said: RoundReport, now: float) -> None:
         """What a round tells of its drafter."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from coordinator.planning.cost_curve import CostCurve
+from coordinator.planning.cost import CostCurve
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +22,11 @@ class VerifierFacts:
     context_length: int
     hidden_size: int
     projection: str
-    page_size: int
-    pages_total: int
+    page_size: int  # tokens
+    pages_total: int  # 0 when it does not say
     attention_path: str
     stop_token_ids: tuple[int, ...]
     cost: CostCurve | None
-
-    @property
-    def capacity(self) -> int:
-        """Tokens the whole page pool holds; 0 when it does not say."""
-        return self.page_size * self.pages_total
 
 
 @dataclass(frozen=True, slots=True)

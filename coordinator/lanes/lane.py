@@ -23,13 +23,11 @@ from coordinator.lanes.conduct import LaneContext
 from coordinator.lanes.drafter_assignment import DrafterAssignment
 from coordinator.lanes.facts import DrafterPort, VerifierFacts
 from coordinator.lanes.lane_drafters import LaneDrafters
-from coordinator.lanes.members import Members
+from coordinator.lanes.members import Members, Silence
 from coordinator.lanes.owner import Owner, hand_back
-from coordinator.lanes.placed import Placed
 from coordinator.lanes.reported import Reported
-from coordinator.lanes.request_state import LifeEvent, RequestState
+from coordinator.lanes.request_state import LifeEvent, Placed, RequestState
 from coordinator.lanes.round_learning import RoundLearning
-from coordinator.lanes.silence import Silence
 from coordinator.planning.lane_plans import Applied, LanePlans
 from dspark.rounds.control import Admission, Down, Draining, PassReport, Refused, RoundsPort, Up
 from dspark.rounds.events import Acknowledged, DrafterEvent, How, Keep, Release, Released
@@ -57,7 +55,7 @@ class Lane:
         """`on_lost`: the verifier is gone, and the lane closes."""
         clock, metrics, waits = shared.clock, shared.metrics, shared.conduct
         self.facts, self._port, self._owner, self._waits = facts, port, owner, waits
-        self._clock, self._metrics, self._write, self._round_watch = clock, metrics, shared.write, shared.watch
+        self._clock, self._metrics, self._shared, self._round_watch = clock, metrics, shared, shared.watch
         self._on_lost, self._on_draining = on_lost, on_draining
         self._members = Members(facts, waits.prefills)
         self._drafters = LaneDrafters(facts.name, shared)
@@ -209,7 +207,6 @@ class Lane:
 
     def _take_in(self, news: Sequence[Up]) -> None:
         self._heard = self._clock.time()
-        self._silence.broken(self._heard)
         for each in news:
             self._hear[type(each)](each)
         self._write()  # before this turn of the loop is over, so before anybody is shown what was committed in it
@@ -320,6 +317,10 @@ class Lane:
             finally:
                 self._port.close("its lane failed")
 
+    def _write(self) -> None:
+        if self._shared.write is not None:
+            self._shared.write()
+
     def _soon(self) -> None:
         if not self._due and not self._closed:
             self._due = True
@@ -344,7 +345,7 @@ class Lane:
 
     def _admit(self) -> list[Admission]:
         """The next in line."""
-        admitted = [self._admission(placed) for placed in self._members.next()]
+        admitted = list(map(self._admission, self._members.next()))
         if admitted:
             self._write()  # epochs, before anything is drawn under them
         return admitted
@@ -375,7 +376,7 @@ class Lane:
         """A verifier that owes something and says nothing is lost; a sequence that it is silent about moves, and one
         that it never settles is taken for lost."""
         self._watching, now = None, self._clock.time()
-        lost = self._silence.verifier_lost(now)
+        lost = self._silence.verifier_lost(self._heard, now)
         if lost is not None:
             self._port.close(lost)
             return

@@ -174,7 +174,7 @@ class LaneDrafters:
     def may_stay(self, number: int, track: RequestState) -> bool:
         """The same while there is nobody else."""
         known = self._by_number[number]
-        left_out = known.watch.left_out(self._clock.time()) and self._heeds(known, track)
+        left_out = self._heeds(known, track) and known.watch.left_out(self._clock.time())
         return self._fits(known.port, track) and not left_out
 
     def on_trial(self, number: int) -> bool:
@@ -199,7 +199,7 @@ class LaneDrafters:
     def why_nobody(self, track: RequestState) -> str:
         """Why a sequence has no drafter."""
         there = [each.port for each in self._by_number.values() if each.there]
-        if there and not any(self._trusts(each, track) for each in there):
+        if there and not any(self._monitor.trusts(each.facts.fingerprint, track.request.law) for each in there):
             return "distrusted"
         if there and not any(_reaches(each, track) for each in there):
             return "too_long"
@@ -247,10 +247,7 @@ class LaneDrafters:
         return alarm is not None and (alarm.useless or (self._bypass and isinstance(track.request.policy, Adaptive)))
 
     def _fits(self, port: DrafterPort, track: RequestState) -> bool:
-        return _reaches(port, track) and self._trusts(port, track)
-
-    def _trusts(self, port: DrafterPort, track: RequestState) -> bool:
-        return self._monitor.trusts(port.facts.fingerprint, track.request.law)
+        return _reaches(port, track) and self._monitor.trusts(port.facts.fingerprint, track.request.law)
 
 
 _LOST_BY = {"malformed": Alarm.MALFORMED, "silent": Alarm.NOTHING_DRAFTED}

@@ -1,4 +1,9 @@
-"""Who is in a lane: those in line for their prefill, those that are being prefilled, those in rounds."""
+"""Who is in a lane: those in line for their prefill, those being prefilled, those in rounds; and who is silent there.
+
+Sequences are taken in by what is in use of the page pool, not by the longest they may become: most end long before.
+When one that is running finds no page, its verifier takes the youngest out, and it begins again later, with everything
+it has said; so the oldest always goes on, and everybody becomes the oldest some day.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,13 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 
-from coordinator.lanes import paging
+from coordinator.lanes.conduct import Conduct
 from coordinator.lanes.facts import VerifierFacts
-from coordinator.lanes.placed import Placed
-from coordinator.lanes.request_state import RequestState
+from coordinator.lanes.request_state import Placed, RequestState
+from dspark.rounds.control import PassReport
+
+GROWTH = 64  # tokens that each running sequence may add before a new one counts; spares most preemptions
+LOOKS = 4  # in the shortest time somebody may be silent
 
 
 class Members:
@@ -52,24 +60,28 @@ class Members:
         return placed if placed is not None and placed.admitted and placed.epoch == epoch else None
 
     def fits(self, track: RequestState) -> bool:
-        """Whether the page pool, as far as this coordinator filled it, has room for one more, see `paging`."""
-        total, size = self._facts.pages_total, self._facts.page_size
-        if not total or self._longest + self._pages(track) <= total:
+        """Whether the page pool, as far as this coordinator filled it, has room for one more."""
+        total = self._facts.pages_total
+        if not total or self._longest + self._pages(track.request.longest) <= total:
             return True  # without a look at everybody that runs, for every request
-        return paging.fits(track, self.tracks, page_size=size, pages_total=total)
+        held = sum(self._soon_held(placed.track) for placed in self._placed.values())
+        return bool(self._placed) and held + self._soon_held(track) <= total
 
     def could_fit(self, track: RequestState) -> bool:
         """Whether it would fit if the pool were empty."""
-        return not self._facts.pages_total or self._pages(track) <= self._facts.pages_total
+        return not self._facts.pages_total or self._pages(track.request.longest) <= self._facts.pages_total
 
-    def _pages(self, track: RequestState) -> int:
-        """Of a sequence at its longest."""
-        return paging.pages(track.request.longest, self._facts.page_size or 1)
+    def _soon_held(self, track: RequestState) -> int:
+        """Pages of a sequence, some rounds from now."""
+        return self._pages(min(len(track.answer.log) + GROWTH, track.request.longest))
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // (self._facts.page_size or 1))
 
     def add(self, track: RequestState) -> None:
         placed = Placed(track)
         self._placed[placed.number] = placed
-        self._longest += self._pages(track)
+        self._longest += self._pages(track.request.longest)
         self._line.append(placed)
 
     async def emptied(self) -> None:
@@ -81,12 +93,12 @@ class Members:
     def remove(self, placed: Placed) -> None:
         del self._placed[placed.number]
         self._left.set()
-        self._longest -= self._pages(placed.track)
+        self._longest -= self._pages(placed.track.request.longest)
         self._prompt_over(placed)
 
-    def next(self) -> Iterator[Placed]:
-        """Whose turn it is, as many as may be prefilled now; they are being prefilled from then on."""
-        held: list[Placed] = []
+    def next(self) -> list[Placed]:
+        """Whose turn it is, as many as may be prefilled now; they are being prefilled from now on."""
+        admitted, held = list[Placed](), list[Placed]()
         while self._line and self.prefilling < self._prefills:
             placed = self._line.popleft()
             if self._placed.get(placed.number) is not placed:
@@ -100,8 +112,9 @@ class Members:
             self._turns += 1
             placed.admitted, placed.turn = True, self._turns
             self.prefilling += 1
-            yield placed
+            admitted.append(placed)
         self._line.extendleft(reversed(held))
+        return admitted
 
     def joined(self, placed: Placed) -> None:
         """Its prompt has been run."""
@@ -117,3 +130,54 @@ class Members:
         self.prefilling -= placed.admitted and not placed.prefilled
         if self._prompts.get(placed.track.request.id) is placed:
             del self._prompts[placed.track.request.id]
+
+
+class Silence:
+    """Who has said nothing for too long: a verifier, or one sequence at a verifier that speaks of others.
+
+    A verifier that owes something and says nothing at all is lost. A sequence in rounds is reported every round; one
+    whose reports stay away settles and moves, since whatever its verifier forgot, it knows nothing of it. Prompts are
+    run in their order: one that was overtaken, or that waits while none gets on, is not coming. Nobody is late while the
+    verifier has no page left, and nobody stands still for the window, for reports are acknowledged in the turn in which
+    they come. Times are clock times.
+    """
+
+    def __init__(self, members: Members, waits: Conduct, now: float) -> None:
+        self._members, self._waits = members, waits
+        self._prompts_got_on = now
+        self._no_page = False  # as of the last report
+
+    @property
+    def each_s(self) -> float:
+        """From one look to the next."""
+        return min(self._waits.prefill_s, self._waits.verify_s) / LOOKS
+
+    def reported(self, said: PassReport, now: float) -> None:
+        """It said this."""
+        self._no_page = said.report.number > 0 and said.pages_free == 0
+        if said.started is not None or said.prefill_tokens:
+            self._prompts_got_on = now
+
+    def verifier_lost(self, heard: float, now: float) -> str | None:
+        """Why, or None. heard: when it said anything last."""
+        since = min((placed.since for placed in self._members if placed.admitted), default=now)
+        silent_s = now - max(heard, since)
+        if any(placed.prefilled for placed in self._members) and silent_s >= self._waits.verify_s:
+            return f"no verdict for {self._waits.verify_s:g} s"
+        if self._members.prefilling and silent_s >= self._waits.prefill_s:
+            return f"no prefill within {self._waits.prefill_s:g} s"
+        return None
+
+    def overdue(self, now: float) -> Iterator[Placed]:
+        """Sequences that are to move; none that leaves already."""
+        for placed in self._members:
+            if not placed.admitted or placed.leaving is not None:
+                continue
+            if placed.prefilled:
+                placed.heard = now if self._no_page else placed.heard
+                late = now >= placed.heard + self._waits.verify_s
+            else:
+                got_on = placed.since if self._members.overtook(placed) else max(placed.since, self._prompts_got_on)
+                late = now >= got_on + self._waits.prefill_s
+            if late:
+                yield placed

@@ -15,7 +15,7 @@ rule get the coupled one while every drafter is distrusted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -62,10 +62,13 @@ class Monitor:
             return ""
         return f"distrusted by the monitor ({known.why}): drafts under coupled and at temperature 0 only"
 
-    def distrusts_all(self, versions: Iterable[str]) -> bool:
+    def distrusts_all(self, versions: Sequence[str]) -> bool:
         """Whether there are versions, and every one has had its alarm."""
-        known = [self._versions.get(version) for version in versions]
-        return bool(known) and all(each is not None and each.why != "" for each in known)
+        for version in versions:
+            known = self._versions.get(version)
+            if known is None or not known.why:
+                return False
+        return bool(versions)
 
     def observe(self, draws: Iterable[Draws]) -> None:
         """What verdicts told."""

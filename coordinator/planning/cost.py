@@ -1,23 +1,140 @@
-"""What rounds of one lane take: measured curves, each corrected by one slow ratio of measured to expected.
+"""What steps and rounds of a lane take. Pure numbers.
 
-One ratio for each kind: passes of plain rounds, passes of drafted rounds, drafts. What is left of a drafted round is
-the time between them. Passes with prompts in them say nothing of any.
+A curve is what was measured: seconds by (tokens, context), and by sequences where they cost something. Whatever was
+measured, a step takes a positive time that never falls with tokens, with context or with sequences. A measured step
+spreads its tokens over as few sequences as hold them; a cohort's step may have more, and each of those costs its
+attention besides. Where the curve says how much, a step is asked for by (tokens, sequences): tokens that are added to
+the same sequences are then cheaper than tokens that bring sequences along.
+
+What finished steps really took corrects it, by one slow ratio of measured to expected for each kind: passes of plain
+rounds, passes of drafted rounds, drafts. What is left of a drafted round is the time between them. Passes with prompts
+in them say nothing of any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from coordinator.planning.cost_curve import CostCurve
 from dspark.rounds.survival import Floats
+from dspark.runtime.cost_store import never_falling
 
+StepSeconds = Callable[[Floats], Floats]  # tokens in the step -> seconds, element by element
+Points = tuple[list[float], list[float], list[list[float]]]  # tokens, contexts, seconds by both
 DraftSeconds = Callable[[float, int], float]  # (sequences, slots) -> seconds of a pass
+
+LEAST_SECONDS = 1e-7  # a step is never free, so that rates stay finite
+FAR = 1 << 20  # tokens beyond the grid to which its last slope goes on
 WEIGHT = 0.05  # of one round, once there were as many as it takes to outweigh it
 OUTLIER = 1.5  # a single measurement counts as at most so many times what is expected
-LEAST_S = 1e-7
+
+
+class CostCurve:
+    """Seconds of one step on a grid, interpolated; beyond the most tokens the last slope goes on."""
+
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        contexts: Sequence[int],
+        seconds: Sequence[float],
+        *,
+        sequence_seconds: Sequence[float] = (),  # [contexts] of one more sequence in a step of as many tokens
+        tokens_per_sequence: int = 0,  # of the measured steps; 0: sequences cost nothing by themselves
+        borrowed: Sequence[int] = (),  # places in `seconds` that hold a neighbour's value
+    ) -> None:
+        self._tokens = np.asarray(tokens, np.float64)
+        self._contexts = np.asarray(contexts, np.float64)
+        grid = np.asarray(seconds, np.float64)
+        if len(tokens) == 0 or len(contexts) == 0 or grid.shape != (len(tokens) * len(contexts),):
+            raise ValueError("seconds must have one value per (tokens, contexts) pair")
+        if not (np.isfinite(grid).all() and (grid > 0).all()):
+            raise ValueError("seconds must be finite and above 0")
+        if (np.diff(self._tokens) <= 0).any() or (np.diff(self._contexts) <= 0).any():
+            raise ValueError("tokens and contexts must ascend")
+        self.borrowed = tuple(borrowed)
+        stairs = never_falling(grid.reshape(len(tokens), len(contexts)))
+        self._stairs = _going_on(self._tokens, stairs)
+        self._tokens = np.append(self._tokens, self._tokens[-1] + FAR)  # [t + 1], and so are the rows of `_stairs`
+        self._per_sequence = max(tokens_per_sequence, 1)
+        self._filled = np.maximum(self._tokens / self._per_sequence, 1.0)  # sequences that the tokens fill
+        self._more = np.zeros(len(contexts))
+        if tokens_per_sequence and len(sequence_seconds) == len(contexts) and np.isfinite(sequence_seconds).all():
+            self._more = np.maximum.accumulate(np.maximum(sequence_seconds, 0.0))
+        # What a step of these tokens takes without the sequences that fill it, never falling with tokens.
+        bare = np.maximum.accumulate(self._stairs - self._filled[:, None] * self._more, axis=0)
+        self._points: Points = (self._tokens.tolist(), self._contexts.tolist(), self._stairs.tolist())
+        self._without: list[list[float]] = bare.tolist()
+        self._each: list[float] = self._more.tolist()
+
+    def stairs(self, context: float, sequences: float = 0.0) -> StepSeconds:
+        """Tokens -> seconds at one context length, as measured."""
+        grid = self._stairs
+        if sequences > 1.0 and self._more.any():
+            grid = np.maximum.accumulate(grid + self._spread(sequences), axis=0)
+        return self._read(grid, context)
+
+    def _spread(self, sequences: float) -> Floats:
+        """[t, c] seconds of sequences beyond those that the tokens fill."""
+        return np.maximum(sequences - self._filled, 0.0)[:, None] * self._more
+
+    def grid(self) -> tuple[list[int], list[int], list[float]]:
+        """Tokens, contexts and seconds, [tokens, contexts] in row-major order."""
+        measured = self._stairs[:-1].ravel().tolist()
+        return [int(t) for t in self._tokens[:-1]], [int(c) for c in self._contexts], measured
+
+    def measured(self, tokens: float, context: float, sequences: float = 0.0) -> float:
+        """What a step of this size took when the curve was measured."""
+        x, y, _ = self._points
+        right = min(max(bisect_left(x, tokens), 1), len(x) - 1)
+        above = min(max(bisect_left(y, context), 1), len(y) - 1) if len(y) > 1 else 0
+        share_y = min(max((context - y[above - 1]) / (y[above] - y[above - 1]), 0.0), 1.0) if above else 0.0
+        share_x = min(max((tokens - x[right - 1]) / (x[right] - x[right - 1]), 0.0), 1.0)
+        at = self._between(right, share_x, above, sequences)
+        return at if not above else (1.0 - share_y) * self._between(right, share_x, above - 1, sequences) + share_y * at
+
+    def _between(self, right: int, share: float, column: int, sequences: float) -> float:
+        """`stairs` at one context, between two sizes; without arrays, for it is asked for many times a round."""
+        grid = self._points[2]
+        low, high = grid[right - 1][column], grid[right][column]
+        if self._each[column] and sequences > 1.0:
+            low, high = self._shared(right - 1, column, sequences), self._shared(right, column, sequences)
+        return low + share * (high - low)
+
+    def _shared(self, row: int, column: int, sequences: float) -> float:
+        """One measured point, of so many sequences."""
+        sizes, _, grid = self._points
+        each, found = self._each[column], grid[row][column]
+        # The dearest of this size and smaller ones with so many sequences: of those that are not full, and of itself.
+        within = min(bisect_right(sizes, sequences * self._per_sequence) - 1, row)
+        return found if within < 0 else max(found, self._without[within][column] + each * sequences)
+
+    def _read(self, grid: Floats, context: float) -> StepSeconds:
+        x, values = self._tokens, self._at(grid, context)
+
+        def seconds(tokens: Floats) -> Floats:
+            step: Floats = np.maximum(np.interp(tokens, x, values), LEAST_SECONDS)
+            return step
+
+        return seconds
+
+    def _at(self, grid: Floats, context: float) -> Floats:
+        """One column of a grid, between two measured contexts a mixture of theirs."""
+        if len(self._contexts) == 1:
+            return grid[:, 0]
+        at = min(max(context, float(self._contexts[0])), float(self._contexts[-1]))
+        right = min(max(int(np.searchsorted(self._contexts, at)), 1), len(self._contexts) - 1)
+        share = (at - self._contexts[right - 1]) / (self._contexts[right] - self._contexts[right - 1])
+        mixed: Floats = (1.0 - share) * grid[:, right - 1] + share * grid[:, right]
+        return mixed
+
+
+def _going_on(tokens: Floats, seconds: Floats) -> Floats:
+    """[t, c] -> [t + 1, c], the last row `FAR` tokens on by the last slope, which no shorter context has steeper."""
+    slope = (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2]) if len(tokens) > 1 else np.zeros(seconds.shape[1])
+    return np.vstack((seconds, np.maximum.accumulate(seconds[-1] + FAR * slope)))
 
 
 @dataclass(slots=True)
@@ -54,7 +171,7 @@ class CostCorrector:
         self.drafted.add(forward_s / self.verify.measured(tokens, context, sequences))
 
     def observe_draft(self, sequences: int, slots: int, forward_s: float) -> None:
-        self.drafting.add(forward_s / max(self.draft(sequences, slots), LEAST_S))
+        self.drafting.add(forward_s / max(self.draft(sequences, slots), LEAST_SECONDS))
 
     def plain_s(self, sequences: float, context: float) -> float:
         return self.plain.value * self.verify.measured(sequences, context, sequences)

@@ -13,8 +13,7 @@ from itertools import chain
 
 import numpy as np
 
-from coordinator.planning.cost import CostCorrector, RunningRatio
-from coordinator.planning.cost_curve import CostCurve
+from coordinator.planning.cost import CostCorrector, CostCurve, RunningRatio
 from coordinator.planning.planner import FinishedPass, Others, PlannedLane, Planner
 from dspark.rounds.control import PassReport
 from dspark.rounds.events import RoundReport
@@ -68,6 +67,7 @@ class LanePlans:
         self._verify, self._bypass = verify, bypass
         self._members: dict[int, Member] = {}
         self._drafters: Sequence[DrafterCost] = ()
+        self.block = 0  # slots of the longest blocks
         self._planner: Planner | None = None
         self._adaptive = Plan()  # the planner's last
         self._alone: dict[int, bool] = {}  # by plan: whether one cohort was in force
@@ -75,17 +75,12 @@ class LanePlans:
         self._context = 1.0
         self.in_force = Plan(window=window)
 
-    @property
-    def block(self) -> int:
-        """Slots of the longest blocks."""
-        return max((each.block for each in self._drafters), default=0)
-
     def __len__(self) -> int:
         return len(self._members)
 
     def drafters(self, drafters: Sequence[DrafterCost]) -> None:
         """Who drafts for this lane from now on."""
-        self._drafters = drafters
+        self._drafters, self.block = drafters, max((each.block for each in drafters), default=0)
         if not drafters:
             return  # who drafts all the same, out of reach, does what it did
         if self._verify is not None and (self._planner is None or self.block > self._planner.block):
@@ -127,16 +122,13 @@ class LanePlans:
 
     def _draft_s(self, sequences: float, slots: int) -> float:
         """Of a pass, if sequences are dealt out evenly among those that get any."""
-        known = [each for each in self._drafters if each.curve is not None]
-        if not known or not slots:
-            return 0.0
-        share = sequences / max(sum(each.shares for each in self._drafters), 1)
-        return max(
-            each.curve.measured(share, self._context)
-            * (1.0 - SLOT_SHARE + SLOT_SHARE * min(slots / max(each.block, 1), 1.0))
-            for each in known
-            if each.curve is not None
-        )
+        shares, slowest = max(sum([each.shares for each in self._drafters]), 1), 0.0
+        for each in self._drafters:
+            if each.curve is not None and slots:
+                whole_s = each.curve.measured(sequences / shares, self._context)
+                part = 1.0 - SLOT_SHARE + SLOT_SHARE * min(slots / max(each.block, 1), 1.0)
+                slowest = max(slowest, part * whole_s)
+        return slowest
 
     # From reports.
 
@@ -177,13 +169,13 @@ class LanePlans:
         """What adaptive sequences do from the next plan on, by what was learned."""
         if self._planner is None:
             return
-        adaptive = [each for each in self._members.values() if each.own is None and each.drafted]
-        others = [each for each in self._members.values() if each.own is not None or not each.drafted]
+        adaptive, others = list[Member](), list[Member]()
+        for each in self._members.values():
+            (adaptive if each.own is None and each.drafted else others).append(each)
         if not adaptive:
             self._adaptive = Plan()
             return
-        slots = max((each.own.slots for each in others if each.drafted and each.own is not None), default=0)
-        drafting = sum(1 for each in others if each.drafted and each.own is not None and each.own.slots)
+        drafting, slots = self._drafted_own()
         more = drafting * self._verified
         self._adaptive = self._planner.next(
             PlannedLane(
@@ -247,28 +239,33 @@ class LanePlans:
         """(slots, cohorts) at home."""
         if self._planner is not None and any(each.own is None and each.drafted for each in self._members.values()):
             return self._planner.home
-        return max((terms.slots for terms in self._drafted_own()), default=0), self.in_force.cohorts
+        return self._drafted_own()[1], self.in_force.cohorts
 
-    def _drafted_own(self) -> list[Terms]:
-        """Of those with terms of their own that blocks are drafted for."""
-        own = (each.own for each in self._members.values() if each.drafted)
-        return [terms for terms in own if terms is not None and terms.slots]
+    def _drafted_own(self) -> tuple[int, int]:
+        """(how many have terms of their own and are drafted for, slots of the longest of their blocks)."""
+        count = longest = 0
+        for each in self._members.values():
+            if each.drafted and each.own is not None and each.own.slots:
+                count, longest = count + 1, max(longest, each.own.slots)
+        return count, longest
 
     def _by_themselves(self) -> tuple[float, int]:
         """(seconds of drafts of those with terms of their own, cohorts if there is nobody else)."""
-        own = self._drafted_own()
-        slots = min(max((terms.slots for terms in own), default=0), self.block)
+        own, longest = self._drafted_own()
+        slots = min(longest, self.block)
         if not slots or self._planner is None:
             return 0.0, self._cohorts[0] if len(self._cohorts) == 1 and slots else 0
         cost, count = self._planner.cost, len(self._members)
-        draft_s = cost.draft_s(len(own), slots) + cost.hop.value
+        draft_s = cost.draft_s(own, slots) + cost.hop.value
         if len(self._adaptive.sequences) or self._adaptive.number:
             return draft_s, 0
-        tokens = np.array([count + len(own) * self._verified])
-        rounds = {
-            each: float(cost.round_s(tokens, self._context, count, len(own), slots, each)[0]) for each in self._cohorts
-        }
-        return draft_s, min((each for each in rounds if each <= count), key=rounds.__getitem__, default=1)
+        able = [each for each in self._cohorts if each <= count]
+        if len(able) < 2:
+            return draft_s, able[0] if able else 1
+        tokens = np.array([count + own * self._verified])
+        return draft_s, min(
+            able, key=lambda each: float(cost.round_s(tokens, self._context, count, own, slots, each)[0])
+        )
 
 
 def differs(one: Plan, other: Plan) -> bool:

@@ -20,6 +20,7 @@ from coordinator.clock import Clock, Timer, settled
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.request_state import LifeEvent, RequestState
 from coordinator.queue.waiting_queue import MeanTime, TenantShares, WaitingQueue
+from coordinator.requests.request import Request
 from coordinator.watching.endings import Endings
 from coordinator.watching.tracing import Tracing
 from dspark.errors import DsparkError, InvalidRequest, Overloaded, PeerError, Unavailable
@@ -71,7 +72,7 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        return len(self._line)
+        return self._line.count
 
     @property
     def running(self) -> int:
@@ -91,26 +92,30 @@ class Scheduler:
             raise self._refuse("draining", Unavailable("the coordinator is draining; try another one"))
         if not self._lanes:
             raise self._refuse("no_verifier", Unavailable("no verifier is connected"))
-        if self._is_full(answers) and not self._line.displaced_by(tenant, answers):
-            raise self._refuse("queue_full", Overloaded(f"{len(self._line)} requests wait already", self._hint_s()))
+        if self._lacks_room(answers) and not self._line.displaced_by(tenant, answers):
+            raise self._refuse("queue_full", Overloaded(f"{self._line.count} requests wait already", self._hint_s()))
 
-    def _is_full(self, answers: int) -> bool:
-        return len(self._line) + answers > max(self._bounds.max_queued, answers, 1) or (
-            not self._bounds.max_queued and self.running + answers > self._bounds.max_running
-        )
+    def check(self, request: Request) -> None:
+        """Raises when a request cannot be taken in."""
+        self.check_capacity(request.choices, request.tenant)
+        if request.id in self._requests:
+            raise InvalidRequest("request_id", "a running request has this id")
+
+    def _lacks_room(self, answers: int) -> bool:
+        bounds = self._bounds
+        if not bounds.max_queued and len(self._homes) + answers > bounds.max_running:
+            return True
+        return self._line.count + answers > max(bounds.max_queued, answers, 1)
 
     def _hint_s(self) -> float:
         """Seconds until all who wait now would be served, by the time between the last ends."""
-        return min(max(self._between_ends.seconds * max(len(self._line), 1), LEAST_HINT_S), MOST_HINT_S)
+        return min(max(self._between_ends.seconds * max(self._line.count, 1), LEAST_HINT_S), MOST_HINT_S)
 
     def submit(self, *tracks: RequestState) -> None:
-        """Takes responsibility for all answers of a request, or raises and takes none."""
+        """Takes responsibility for all answers of a request that `check` passed in this turn of the event loop."""
         track = tracks[0]
         tenant = track.request.tenant
-        self.check_capacity(len(tracks), tenant)
-        if track.request.id in self._requests:
-            raise InvalidRequest("request_id", "a running request has this id")
-        if self._is_full(len(tracks)):
+        if self._lacks_room(len(tracks)):
             for displaced in self._line.displaced_by(tenant, len(tracks)):
                 self._give_up(displaced, "displaced", "others wait with less")
         if not self._line.of(tenant):
@@ -282,7 +287,7 @@ class Scheduler:
                 self._metrics.request_queue_time.observe(track.stats.queue_s())
             lane.take(track)
         self._metrics.num_requests_running.set(len(self._homes))
-        self._metrics.num_requests_waiting.set(len(self._line))
+        self._metrics.num_requests_waiting.set(self._line.count)
 
     def _next(self) -> RequestState | None:
         """The oldest of the tenant that was given least; None when nobody waits or there is no place.
@@ -326,7 +331,7 @@ class Scheduler:
     # Waiting too long.
 
     def _look_after_the_line(self) -> None:
-        if self._overdue is None and self._line:
+        if self._overdue is None and self._line.count:
             self._overdue = self._clock.call_later(self._bounds.queue_s / LOOKS, self._look)
 
     def _look(self) -> None:

@@ -94,10 +94,7 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._lines: dict[str, deque[RequestState]] = {}  # none of them empty
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
+        self.count = 0  # that wait
 
     def __iter__(self) -> Iterator[RequestState]:
         for line in self._lines.values():
@@ -127,13 +124,13 @@ class WaitingQueue:
         while place and line[place - 1].sequence.number > number:
             place -= 1
         line.insert(place, track)
-        self._count += 1
+        self.count += 1
 
     def remove(self, track: RequestState) -> None:
         tenant = track.request.tenant
         line = self._lines[tenant]
         line.remove(track)
-        self._count -= 1
+        self.count -= 1
         if not line:
             del self._lines[tenant]
 

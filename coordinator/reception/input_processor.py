@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from coordinator.answers.output_queue import OutputQueue, WakeUpLimit
 from coordinator.beside import beside
@@ -98,7 +99,7 @@ class InputProcessor:
         )
         request = replace(request, tenant=current_caller().tenant)
         sink = OutputQueue(self._max_unread, request.choices, self._wake_ups)
-        output = OutputProcessor(request, lambda: self._text(request), arrived, read_resume(message, request.choices))
+        output = OutputProcessor(request, partial(self._text, request), arrived, read_resume(message, request.choices))
         call = self.cell.submit(SubmitRequest(message, request, arrived, lasts_s), sink)
         timer = self.clock.call_later(lasts_s, call.cut, Expired(f"no answer within {lasts_s:.3g} s"))
         return ResponseStream(call, sink, output, timer, self.metrics)

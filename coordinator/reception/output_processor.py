@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.answers.answer import CommittedTokens, End, Reason
-from coordinator.answers.request_stats import RequestStats
+from coordinator.answers.answer import CommittedTokens, End, Reason, RequestStats
 from coordinator.reception.tokenizer import TextStream
 from coordinator.requests.request import Request
 from dspark.types import ScoredPrompt, ScoredToken

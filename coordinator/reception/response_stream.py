@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
-from coordinator.answers.answer import CommittedTokens, End, Reason
+from coordinator.answers.answer import CommittedTokens, End, Reason, RequestStats
 from coordinator.answers.output_queue import OutputQueue
-from coordinator.answers.request_stats import RequestStats
 from coordinator.cells.cell import RequestHandle
 from coordinator.clock import Timer
 from coordinator.reception.output_processor import AnswerOutput, OutputChunk, OutputProcessor

@@ -121,7 +121,8 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
         stream = await self._processor.accept(request, context.time_remaining())
         watch = self._watches.begin(stream.cut)
         try:
-            async with contextlib.aclosing(self._messages(stream)) as messages:
+            written = self._as_they_come(stream) if self._pace is None else paced(stream, self._pace)
+            async with contextlib.aclosing(written) as messages:
                 async for message in messages:
                     watch.offered()
                     yield message
@@ -133,9 +134,6 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
         finally:
             watch.end()
             stream.leave()
-
-    def _messages(self, stream: ResponseStream) -> AsyncGenerator[generate_pb2.GenerateResponse]:
-        return self._as_they_come(stream) if self._pace is None else paced(stream, self._pace)
 
     async def _as_they_come(self, stream: ResponseStream) -> AsyncGenerator[generate_pb2.GenerateResponse]:
         while not stream.done:

@@ -28,6 +28,16 @@ MAX_CHOICES = 16
 
 _PARAMS = "sampling_params"
 
+_PENALTY = (0.0, lambda p: abs(p) <= MAX_PENALTY, f"in [{-MAX_PENALTY:g}, {MAX_PENALTY:g}]")
+_NUMBERS: dict[str, tuple[float, Callable[[float], bool], str]] = {  # default, what fits, and how errors say it
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "temperature": (1.0, lambda t: math.isfinite(t) and t >= 0, "finite and not negative"),
+    "top_p": (1.0, lambda p: 0 < p <= 1, "in (0, 1]"),
+    "min_p": (0.0, lambda p: 0 <= p <= 1, "in [0, 1]"),
+    "repetition_penalty": (1.0, lambda p: 0 < p <= MAX_REPETITION, f"in (0, {MAX_REPETITION:g}]"),
+}
+
 
 def read_sampling_params(
     message: generate_pb2.GenerateRequest,
@@ -42,21 +52,17 @@ def read_sampling_params(
     """The law of the first answer; the others differ in `choice` alone."""
     params = message.sampling_params
     min_tokens = _min_tokens(params, max_tokens, stop_ids, vocab_size)
-    presence, frequency = _penalty(params, "presence_penalty"), _penalty(params, "frequency_penalty")
+    numbers = _numbers(params)
     return SamplingParams(
-        temperature=_number(
-            params, "temperature", 1.0, lambda t: math.isfinite(t) and t >= 0, "finite and not negative"
-        ),
-        top_p=_number(params, "top_p", 1.0, lambda p: 0 < p <= 1, "in (0, 1]"),
+        temperature=numbers["temperature"],
+        top_p=numbers["top_p"],
         top_k=params.top_k,
         seed=params.seed if params.HasField("seed") else draw_seed(),
         rule=rule,
-        min_p=_number(params, "min_p", 0.0, lambda p: 0 <= p <= 1, "in [0, 1]"),
-        repetition_penalty=_number(
-            params, "repetition_penalty", 1.0, lambda p: 0 < p <= MAX_REPETITION, f"in (0, {MAX_REPETITION:g}]"
-        ),
-        presence_penalty=presence,
-        frequency_penalty=frequency,
+        min_p=numbers["min_p"],
+        repetition_penalty=numbers["repetition_penalty"],
+        presence_penalty=numbers["presence_penalty"],
+        frequency_penalty=numbers["frequency_penalty"],
         logit_bias=_bias(params, vocab_size),
         min_tokens=min_tokens,
         stop_token_ids=tuple(sorted(stop_ids)) if min_tokens else (),
@@ -75,19 +81,16 @@ def read_choices(params: generate_pb2.SamplingParams) -> int:
     return params.n
 
 
-def _number(
-    params: generate_pb2.SamplingParams, name: str, default: float, fits: Callable[[float], bool], range_: str
-) -> float:
-    if not params.HasField(name):
-        return default
-    value: float = getattr(params, name)
-    if not fits(value):
-        raise InvalidRequest(f"{_PARAMS}.{name}", f"must be {range_}, got {value}")
-    return value
-
-
-def _penalty(params: generate_pb2.SamplingParams, name: str) -> float:
-    return _number(params, name, 0.0, lambda p: abs(p) <= MAX_PENALTY, f"in [{-MAX_PENALTY:g}, {MAX_PENALTY:g}]")
+def _numbers(params: generate_pb2.SamplingParams) -> dict[str, float]:
+    """Every field of `_NUMBERS`."""
+    found = {}
+    for name, (default, fits, range_) in _NUMBERS.items():
+        found[name] = default
+        if params.HasField(name):
+            found[name] = getattr(params, name)
+            if not fits(found[name]):
+                raise InvalidRequest(f"{_PARAMS}.{name}", f"must be {range_}, got {found[name]}")
+    return found
 
 
 def _bias(params: generate_pb2.SamplingParams, vocab_size: int) -> tuple[tuple[int, float], ...]:

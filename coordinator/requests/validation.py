@@ -29,14 +29,8 @@ def parse_rule(text: str, *, field: str = "rule") -> Rule:
         raise InvalidRequest(field, f"{text!r} is none of {', '.join(rule.name.lower() for rule in Rule)}") from None
 
 
-def check_rule(message: generate_pb2.GenerateRequest) -> None:
-    """Refuses a number that names no rule."""
-    if message.speculation.rule not in (types_pb2.RULE_UNSPECIFIED, *Rule):
-        raise InvalidRequest("speculation.rule", f"{message.speculation.rule} is not a rule")
-
-
 def choose_rule(message: generate_pb2.GenerateRequest, default: Rule) -> Rule:
-    """The rule of a request that `check_rule` passed."""
+    """The rule of a request that `check_head` passed."""
     if message.speculation.rule != types_pb2.RULE_UNSPECIFIED:
         return Rule(message.speculation.rule)
     return Rule.COUPLED if message.sampling_params.HasField("seed") else default
@@ -85,7 +79,10 @@ def check_head(message: generate_pb2.GenerateRequest, has_tokenizer: bool) -> No
         raise InvalidRequest("input", "give text or tokenized.input_ids")
     if kind == "text" and not has_tokenizer:
         raise InvalidRequest("text", "the target has no tokenizer; send tokenized.input_ids")
-    check_rule(message)
+    if message.speculation.rule not in (types_pb2.RULE_UNSPECIFIED, *Rule):
+        raise InvalidRequest("speculation.rule", f"{message.speculation.rule} is not a rule")
+    if len(message.speculation.drafter) > MAX_ID:
+        raise InvalidRequest("speculation.drafter", f"longer than {MAX_ID} characters")
 
 
 def read_request(
@@ -126,7 +123,7 @@ def read_request(
         skip_special=params.skip_special_tokens if params.HasField("skip_special_tokens") else True,
         choices=read_choices(params),
         weight=_read_weight(message.speculation),
-        drafter=_read_drafter(message.speculation),
+        drafter=message.speculation.drafter,
         cache_salt=message.cache_salt,
         seeded=params.HasField("seed"),
         label=message.label,
@@ -147,12 +144,6 @@ def read_resume(message: generate_pb2.GenerateRequest, choices: int) -> tuple[in
     if len(held) != choices:
         raise InvalidRequest("resume.offsets", f"{len(held)} offsets for {choices} answers")
     return held
-
-
-def _read_drafter(params: generate_pb2.SpeculationParams) -> str:
-    if len(params.drafter) > MAX_ID:
-        raise InvalidRequest("speculation.drafter", f"longer than {MAX_ID} characters")
-    return params.drafter
 
 
 def _read_weight(params: generate_pb2.SpeculationParams) -> float:
@@ -179,10 +170,11 @@ def _read_stops(params: generate_pb2.SamplingParams, has_tokenizer: bool) -> tup
     field = f"{_PARAMS}.stop"
     if len(params.stop) > MAX_STOPS:
         raise InvalidRequest(field, f"{len(params.stop)} strings, at most {MAX_STOPS} are allowed")
-    if any(len(stop) > MAX_STOP_CHARACTERS for stop in params.stop):
-        raise InvalidRequest(field, f"a string is longer than {MAX_STOP_CHARACTERS} characters")
-    if any(not stop for stop in params.stop):
-        raise InvalidRequest(field, "a string is empty")
+    for stop in params.stop:
+        if len(stop) > MAX_STOP_CHARACTERS:
+            raise InvalidRequest(field, f"a string is longer than {MAX_STOP_CHARACTERS} characters")
+        if not stop:
+            raise InvalidRequest(field, "a string is empty")
     if params.stop and not has_tokenizer:
         raise InvalidRequest(field, "the target has no tokenizer, so there is no text to look at")
     return tuple(params.stop)

@@ -10,8 +10,7 @@ import asyncio
 import random
 from dataclasses import dataclass
 
-from coordinator.answers.answer import Answer, CommitLog
-from coordinator.answers.request_stats import RequestStats
+from coordinator.answers.answer import Answer, CommitLog, RequestStats
 from coordinator.lanes.request_state import RequestState, SequenceLife
 from coordinator.queue.scheduler import Scheduler
 from coordinator.requests.request import Request
@@ -88,6 +87,7 @@ class SimulatedLoad:
         tap = Tap(self._recorder, number, self._ended)
         track = RequestState(request, SequenceLife(number + 1), answer, RequestStats(self._loop.time()), tap)
         try:
+            self._admission.check(request)
             self._admission.submit(track)
         except DsparkError:
             self.refused += self._recorder.inside(self._loop.time())

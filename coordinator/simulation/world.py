@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
-from coordinator.planning.cost_curve import CostCurve
+from coordinator.planning.cost import CostCurve
 from coordinator.simulation.device import Cores, Device
 from coordinator.simulation.pair import SimulatedPair
 from dspark.synthetic.spec import SyntheticSpec

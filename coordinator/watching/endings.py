@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from coordinator.answers.request_stats import RequestStats
+from coordinator.answers.answer import RequestStats
 from coordinator.lanes.request_state import RequestState
 from dspark.errors import Expired, Overloaded, RequestCancelled, Unavailable
 from dspark.runtime.telemetry import ENDS, Metrics

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.lanes.facts import DrafterFacts, VerifierFacts
-from coordinator.planning.cost_curve import CostCurve
+from coordinator.planning.cost import CostCurve
 from dspark.wire import codec
 from dspark.wire.v1 import draft_pb2, types_pb2, verify_pb2
 

@@ -74,11 +74,11 @@ class Membership:
 
     @property
     def verifiers(self) -> tuple[VerifierFacts, ...]:
-        return tuple(client.facts for client in self._lanes)
+        return tuple([client.facts for client in self._lanes])
 
     @property
     def drafters(self) -> tuple[DrafterFacts, ...]:
-        return tuple(client.facts for client in self._drafters)
+        return tuple([client.facts for client in self._drafters])
 
     def why_not(self, port: WorkerPort) -> str:
         """What speaks against a worker that is there, for people; empty where nothing does."""
@@ -91,7 +91,7 @@ class Membership:
     def ready(self) -> bool:
         """Whether a request of every kind has run: there is a lane, and where drafters were announced one was there, or
         time enough for one."""
-        return self._ready and any(not lane.draining for lane in self.lanes)
+        return self._ready and any(not lane.draining for lane in self._lanes.values())
 
     async def announce(
         self, addresses: Iterable[Address], draining: Collection[Address] = (), *, wait_s: float = ANNOUNCE_WAIT_S

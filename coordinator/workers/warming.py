@@ -13,8 +13,7 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-from coordinator.answers.answer import Answer, CommitLog, CommittedTokens
-from coordinator.answers.request_stats import RequestStats
+from coordinator.answers.answer import Answer, CommitLog, CommittedTokens, RequestStats
 from coordinator.clock import Clock
 from coordinator.lanes.conduct import Conduct, LaneContext
 from coordinator.lanes.facts import DrafterFacts, DrafterPort, VerifierFacts
@@ -150,7 +149,7 @@ def _track(
     drafter: DrafterFacts | None = None,
 ) -> RequestState:
     """A request of its own key, as long as the verifier's context and pool allow."""
-    room = min(verifier.context_length, verifier.capacity or verifier.context_length)
+    room = min(verifier.context_length, verifier.page_size * verifier.pages_total or verifier.context_length)
     length = max(min(PROMPT, room - tokens), 1)
     request = Request(
         id="warm-up",

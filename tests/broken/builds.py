@@ -6,7 +6,7 @@ from tests.broken.planting import Build
 
 BUILDS = (
     Build(
-        "wrong ids at re-prefill", "1", "kill", "coordinator/lanes/placed.py",
+        "wrong ids at re-prefill", "1", "kill", "coordinator/lanes/request_state.py",
         "        ids = answer.log.ids()\n",
         "        ids = answer.log.ids()[:1] + (3,) * (len(answer.log) - 1) if self.epoch else answer.log.ids()\n",
     ),

@@ -57,7 +57,7 @@ ANSWERS = [
         ),
     ),
     *in_file(
-        "coordinator/lanes/placed.py",
+        "coordinator/lanes/request_state.py",
         (
             "a hand-over takes the prompt alone",
             "        ids = answer.log.ids()",

@@ -81,7 +81,7 @@ LANES: list[Mutant] = [
         ),
     ),
     *in_file(
-        "coordinator/lanes/silence.py",
+        "coordinator/lanes/members.py",
         (
             "silence begins anew with everybody who comes",
             "since = min(",
@@ -147,7 +147,7 @@ LANES: list[Mutant] = [
         ),
         (
             "a drafter's alarm is not heard",
-            "return _reaches(port, track) and self._trusts(port, track)",
+            "return _reaches(port, track) and self._monitor.trusts(port.facts.fingerprint, track.request.law)",
             "return _reaches(port, track)",
             (f"{L}a_distrusted_drafter_drafts_no_more_under_the_ratio_rules",),
         ),
@@ -177,7 +177,7 @@ LANES: list[Mutant] = [
         ),
     ),
     *in_file(
-        "coordinator/lanes/placed.py",
+        "coordinator/lanes/request_state.py",
         (
             "who made room is taken for lost",
             "return LifeEvent.PREEMPTED",

@@ -9,8 +9,7 @@ import pytest
 from fakes import answer_of
 from rounds_cell import RoundsCell, virtual
 
-from coordinator.answers.answer import Reason
-from coordinator.answers.request_stats import RequestStats
+from coordinator.answers.answer import Reason, RequestStats
 from coordinator.lanes.conduct import Conduct
 from coordinator.lanes.request_state import LifeState, RequestState
 from coordinator.queue.scheduler import QueueBounds

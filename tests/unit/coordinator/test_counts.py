@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.lanes.round_counts import RoundCounts
+from coordinator.lanes.round_learning import RoundCounts
 from coordinator.workers.totals import LATENCIES, write_totals
 from dspark.runtime import telemetry
 from dspark.runtime.telemetry import Metrics

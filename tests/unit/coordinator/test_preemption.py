@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from fakes import answer_of, read
 from rounds_cell import RoundsCell, virtual
 
-from coordinator.lanes import paging
+from coordinator.lanes.members import Members
 
 
 @virtual
@@ -42,8 +43,8 @@ async def test_sequences_are_taken_in_by_what_they_hold() -> None:
     await asyncio.sleep(0.1)
     assert cell.admission.running == 4, "17 pages each, growth included"
     lone = tracks[0]
-    assert paging.fits(lone, [], page_size=4, pages_total=63)
-    assert not paging.fits(lone, [], page_size=4, pages_total=62)
+    assert Members(replace(cell.lane.facts, pages_total=63), 1).fits(lone)
+    assert not Members(replace(cell.lane.facts, pages_total=62), 1).fits(lone)
 
 
 @virtual

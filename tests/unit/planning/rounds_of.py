@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from algorithm_1 import lengths_of
 
-from coordinator.planning.cost import CostCorrector, RunningRatio
-from coordinator.planning.cost_curve import CostCurve
+from coordinator.planning.cost import CostCorrector, CostCurve, RunningRatio
 from coordinator.planning.planner import FinishedPass, PlannedLane, Planner
 from dspark.rounds.plan import PlanKind, prefixes
 from dspark.rounds.survival import Floats

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from coordinator.planning.cost_curve import CostCurve
+from coordinator.planning.cost import CostCurve
 
 
 def test_lookup_interpolates_in_both_directions_and_goes_on_beyond_the_grid() -> None:

@@ -9,8 +9,7 @@ import pytest
 from rounds_of import COSTS, SIZES
 
 from coordinator.planning import lane_plans
-from coordinator.planning.cost import CostCorrector, RunningRatio
-from coordinator.planning.cost_curve import CostCurve
+from coordinator.planning.cost import CostCorrector, CostCurve, RunningRatio
 from coordinator.planning.lane_plans import HOP_S, Applied, DrafterCost, LanePlans, differs
 from coordinator.planning.planner import Others, PlannedLane, Planner
 from dspark.rounds.control import PassReport, Timing

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from coordinator.planning.cost_curve import CostCurve
+from coordinator.planning.cost import CostCurve
 from dspark.runtime.cost_store import Curve, curve_of
 
 SIZES, CONTEXTS = (1, 2, 3, 5, 8, 16, 48, 128, 512), (64, 128, 512, 1024, 8192)
