@@ -16,7 +16,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,6 @@ from verify_service.sequences import VerifyItem
 TOKENS, SLOTS, LONGEST_PROMPT = 96, 3, 160
 SEQUENCES = (1, 8)
 BAR = 1.2
-
-Patch = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)

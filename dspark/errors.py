@@ -46,10 +46,6 @@ class Unavailable(DsparkError):
     """Nobody can serve this now; trying again elsewhere or later is safe."""
 
 
-class Lost(Unavailable):
-    """The worker is gone; everything that was asked of it is void."""
-
-
 class Expired(DsparkError):
     """The request's time ran out."""
 

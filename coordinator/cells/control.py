@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator
 
@@ -15,14 +16,23 @@ from coordinator.lanes.lane import Lane
 from coordinator.planning.cost import CostCurve
 from coordinator.watching.messages import ended_answers, explanations
 from coordinator.workers.membership import Membership
-from coordinator.workers.totals import write_totals
 from coordinator.workers.worker import Address, WorkerConnection, WorkerRole
 from dspark.errors import InvalidRequest
 from dspark.runtime.shell import Shell
+from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import control_pb2, control_pb2_grpc, draft_pb2, types_pb2, verify_pb2
 
 DESCRIBE_S = 0.5  # a worker that takes longer to say what it holds is shown without
 MAX_WORKERS = 4096
+LATENCIES = (
+    "dspark_time_to_first_token_seconds",
+    "dspark_request_time_per_output_token_seconds",
+    "dspark_e2e_request_latency_seconds",
+    "dspark_request_queue_time_seconds",
+    "dspark_draft_rpc_seconds",
+    "dspark_verify_rpc_seconds",
+    "dspark_pipeline_bubble_seconds",
+)
 
 _ROLES = {control_pb2.ROLE_VERIFY: WorkerRole.VERIFY, control_pb2.ROLE_DRAFT: WorkerRole.DRAFT}
 
@@ -159,3 +169,25 @@ def _cost(curve: CostCurve | None) -> types_pb2.CostCurve | None:
     return types_pb2.CostCurve(
         tokens=tokens, contexts=contexts, seconds=seconds, source="measured", borrowed=curve.borrowed
     )
+
+
+def write_totals(metrics: Metrics, reply: control_pb2.GetStatusReply) -> None:
+    """What the metrics count: counters summed over labels, latencies bucket by bucket; a counter nobody touched is left
+    out."""
+    for family in metrics.registry.collect():
+        if family.type == "counter":
+            total = sum(sample.value for sample in family.samples if sample.name.endswith("_total"))
+            if total:
+                reply.totals[f"{family.name}_total"] = total
+        elif family.type == "histogram" and family.name in LATENCIES:
+            added = reply.distributions.add(name=family.name)
+            below = 0.0
+            for sample in family.samples:
+                if sample.name.endswith("_bucket"):
+                    bound = float(sample.labels["le"])
+                    if not math.isinf(bound):
+                        added.bounds.append(bound)
+                    added.counts.append(int(sample.value - below))
+                    below = sample.value
+                elif sample.name.endswith("_sum"):
+                    added.sum = sample.value

@@ -1,15 +1,19 @@
-"""How lanes behave, and what those of one coordinator share."""
+"""How lanes behave, what those of one coordinator share, and what they tell of rounds to whoever watches."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from coordinator.clock import Clock
 from coordinator.lanes.facts import DrafterPort
 from coordinator.lanes.monitor import Monitor
-from coordinator.lanes.reported import RoundWatch
+from coordinator.lanes.request_state import RequestState
+from dspark.rounds.control import PassReport
+from dspark.rounds.events import RoundReport
+from dspark.rounds.plan import Plan
 from dspark.runtime.telemetry import Metrics
 
 
@@ -23,6 +27,36 @@ class Conduct:
     bypass: bool = True  # whether a lane may go without drafts where they do not pay
     cohorts: int = 0  # 1 or 2 that take turns; 0: whichever commits faster
     window: int = 2  # rounds that a verifier may run beyond the last acknowledged one
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """One cohort's round, when it had been committed: references, no arithmetic. Times are clock times."""
+
+    lane: str
+    ended: float
+    report: PassReport
+    rounds: Sequence[RoundReport]  # [n] those that were the next ones of somebody here
+    tracks: Sequence[RequestState]  # [n]
+    plan: Plan  # in force; the one its orders were frozen by is the same or a little older
+    name_of: Callable[[int], str]  # drafter's number -> replica
+
+    def of(self, request_id: str) -> Iterator[tuple[RequestState, int, int]]:
+        """(track, row, tokens of prompt and answer before it) of every answer of a request."""
+        for row, (track, said) in enumerate(zip(self.tracks, self.rounds, strict=True)):
+            if track.request.id == request_id:
+                yield track, row, said.committed_before
+
+
+class RoundWatch(Protocol):
+    """Hung on every lane of a coordinator."""
+
+    @property
+    def watched(self) -> bool:
+        """Whether anybody looks: a round pays for this question alone where nobody does."""
+
+    def reported(self, round: Reported) -> None:
+        """Call it in the turn of the event loop in which the round was committed."""
 
 
 @dataclass(frozen=True, slots=True)

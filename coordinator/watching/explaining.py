@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.lanes.commits import REASONS
-from coordinator.lanes.reported import Reported
+from coordinator.lanes.conduct import Reported
 from coordinator.watching.watch import RoundPart
 from dspark.rounds.events import RoundReport
 from dspark.rounds.plan import PlanKind, Terms

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from coordinator.lanes.reported import Reported
+from coordinator.lanes.conduct import Reported
 from coordinator.wakeup import Wakeup
 from dspark.errors import Overloaded
 

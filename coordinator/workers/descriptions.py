@@ -1,9 +1,10 @@
-"""What workers say of themselves, as lanes know them."""
+"""What workers say of themselves, as lanes know them, and whether they fit together."""
 
 from __future__ import annotations
 
 from coordinator.lanes.facts import DrafterFacts, VerifierFacts
 from coordinator.planning.cost import CostCurve
+from dspark.fingerprint import difference
 from dspark.wire import codec
 from dspark.wire.v1 import draft_pb2, types_pb2, verify_pb2
 
@@ -58,3 +59,45 @@ def _cost(message: types_pb2.CostCurve) -> CostCurve | None:
         tokens_per_sequence=message.tokens_per_sequence,
         borrowed=message.borrowed,
     )
+
+
+_LEAST = {"vocab_size": 1, "context_length": 2, "block_size": 1}  # a token, and one more behind it
+
+
+def senseless(facts: VerifierFacts | DrafterFacts) -> str | None:
+    """None when a worker can be what it says it is; else which field no worker has."""
+    for name, least in _LEAST.items():
+        if (value := getattr(facts, name, least)) < least:
+            return f"{facts.name} says {name}: {value}, and at least {least} is wanted"
+    return None
+
+
+def drafter_mismatch(verifier: VerifierFacts, drafter: DrafterFacts) -> str | None:
+    """None when the drafter can draft for this verifier's sequences."""
+    if not verifier.projection:
+        return f"{verifier.name} projects no features, so no drafter can serve it"
+    if drafter.vocab_size != verifier.vocab_size:
+        return (
+            f"{drafter.name} has a vocabulary of {drafter.vocab_size}, "
+            f"the target on {verifier.name} one of {verifier.vocab_size}"
+        )
+    if drafter.hidden_size != verifier.hidden_size:
+        return (
+            f"{drafter.name} takes feature rows of {drafter.hidden_size} values, "
+            f"{verifier.name} sends rows of {verifier.hidden_size}"
+        )
+    if drafter.projection != verifier.projection:
+        return f"{verifier.name} does not feed it: {drafter.name} {difference(drafter.projection, verifier.projection)}"
+    return None
+
+
+def verifier_mismatch(first: VerifierFacts, other: VerifierFacts) -> str | None:
+    """None when the other verifier continues what the first one began."""
+    if other.vocab_size != first.vocab_size:
+        return f"{other.name} has a vocabulary of {other.vocab_size}, {first.name} one of {first.vocab_size}"
+    if other.fingerprint != first.fingerprint:
+        return (
+            f"{other.name} serves the target {other.fingerprint[:12]} ({other.model}), "
+            f"{first.name} {first.fingerprint[:12]} ({first.model}): all verifiers of a cell serve the same one"
+        )
+    return None

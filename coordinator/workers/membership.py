@@ -20,10 +20,14 @@ from coordinator.lanes.facts import DrafterFacts, DrafterPort, VerifierFacts
 from coordinator.lanes.lane import Lane
 from coordinator.queue.scheduler import Scheduler
 from coordinator.watching.watch import Explain
-from coordinator.workers.compatibility import drafter_mismatch, senseless, verifier_mismatch
-from coordinator.workers.descriptions import drafter_facts, verifier_facts
-from coordinator.workers.drafter_client import DrafterClient
-from coordinator.workers.verifier_client import VerifierClient
+from coordinator.workers.clients import DrafterClient, VerifierClient
+from coordinator.workers.descriptions import (
+    drafter_facts,
+    drafter_mismatch,
+    senseless,
+    verifier_facts,
+    verifier_mismatch,
+)
 from coordinator.workers.warming import Unwarmed, warm
 from coordinator.workers.worker import Address, WorkerAccess, WorkerConnection, WorkerPort, WorkerRole
 from dspark.types import Rule

@@ -22,7 +22,7 @@ from coordinator.lanes.monitor import Monitor
 from coordinator.lanes.request_state import LifeEvent, RequestState
 from coordinator.lanes.request_state import SequenceLife as Life
 from coordinator.requests.request import Request
-from coordinator.workers.verifier_client import VerifierClient
+from coordinator.workers.clients import VerifierClient
 from dspark.errors import DsparkError
 from dspark.rounds.policy import Fixed, Off, Policy
 from dspark.runtime.telemetry import Metrics

@@ -17,7 +17,7 @@ from coordinator.config import CoordinatorConfig, FrontendConfig
 from coordinator.frontend import process as frontend_process
 from coordinator.lanes.facts import DrafterPort
 from coordinator.workers import membership
-from coordinator.workers.verifier_client import VerifierClient
+from coordinator.workers.clients import VerifierClient
 from coordinator.workers.warming import Unwarmed
 from dspark.cli.main import main
 from dspark.client import AsyncClient

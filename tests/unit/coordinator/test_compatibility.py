@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.lanes.facts import DrafterFacts, VerifierFacts
-from coordinator.workers.compatibility import drafter_mismatch, senseless, verifier_mismatch
+from coordinator.workers.descriptions import drafter_mismatch, senseless, verifier_mismatch
 
 VERIFIER = VerifierFacts(
     name="verify/0",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.cells.control import LATENCIES, write_totals
 from coordinator.lanes.round_learning import RoundCounts
-from coordinator.workers.totals import LATENCIES, write_totals
 from dspark.runtime import telemetry
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import control_pb2
