@@ -6,7 +6,7 @@ DsparkError
 |-- Overloaded             a bound was reached; `retry_after_s` hints when to retry  RESOURCE_EXHAUSTED
 |-- Unavailable            nobody can serve this now                                 UNAVAILABLE
 |-- Expired                the request's time ran out                                DEADLINE_EXCEEDED
-|-- Cancelled              the client went away                                      nobody is left to tell
+|-- RequestCancelled       the client went away                                      nobody is left to tell
 |-- Denied                 credentials are missing or wrong                          UNAUTHENTICATED
 |   `-- Forbidden          who calls is known, and may not call this                 PERMISSION_DENIED
 |-- PeerError              another service broke the protocol                        INTERNAL
