@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import openai
-import yaml
+from synthetic_file import synthetic_file
 
 from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig
@@ -132,15 +132,9 @@ def target_that_calls(folder: Path) -> dict[str, Any]:
 
 def synthetic_pair(folder: Path, *, step_ms: float = 2.0) -> Path:
     """A pair over the tiny target's tokenizer's ids, with steps long enough to be in the middle of."""
-    document = {
-        "verify": {"tokens": [1], "ms": [step_ms]},
-        "draft": {"sequences": [1], "ms": [0.2]},
-        "domains": {"easy": {"accept": [0.9, 0.9, 0.8], "concentration": 1.0}},
-        "vocabulary": 4096,
-    }
-    path = folder / "pair.yaml"
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    return path
+    return Path(
+        synthetic_file(folder, [0.9, 0.9, 0.8], verify_ms=step_ms, draft_ms=0.2, concentration=1.0, vocabulary=4096)
+    )
 
 
 def until(holds: Callable[[], Any], longest_s: float = 20.0) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import pytest_asyncio
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from workers import until
 
 from dspark.runtime.channel import auth_metadata
 from dspark.wire.v1 import control_pb2, control_pb2_grpc, generate_pb2, generate_pb2_grpc
@@ -82,14 +82,6 @@ async def answer(stub: Any, message: generate_pb2.GenerateRequest, timeout: floa
         tokens += response.chunk.token_ids
         chunks += 1
     raise AssertionError("the stream ended without `complete`")
-
-
-async def until(true: Any, within_s: float = 5.0) -> None:
-    """Waits for something another process does in its own time."""
-    deadline = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < deadline, "did not happen in time"
-        await asyncio.sleep(0.01)
 
 
 async def test_the_target_s_own_stop_token_ends_the_answer(cell: Cell, plain: Any) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 
 import grpc
 import pytest
-import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from synthetic_file import synthetic_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
+from workers import until
 
 from coordinator import process as coordinator_process
 from coordinator.answers.output_queue import OutputQueue
@@ -44,25 +45,10 @@ pytestmark = pytest.mark.services
 ROOT = Path(__file__).parent.parent.parent
 
 
-async def until(holds: Callable[[], Any], longest_s: float = 10.0) -> None:
-    for _ in range(int(longest_s / 0.01)):
-        if holds():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never held")
-
-
 @pytest.fixture
 def pair(tmp_path: Path) -> str:
     """Steps short enough for tests and long enough to be in the middle of."""
-    document = {
-        "verify": {"tokens": [1], "ms": [2.0]},
-        "draft": {"sequences": [1], "ms": [0.2]},
-        "domains": {"easy": {"accept": [0.9, 0.9, 0.8], "concentration": 1.0}},
-        "vocabulary": 256,
-    }
-    (tmp_path / "pair.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
-    return str(tmp_path / "pair.yaml")
+    return synthetic_file(tmp_path, [0.9, 0.9, 0.8], verify_ms=2.0, draft_ms=0.2, concentration=1.0, vocabulary=256)
 
 
 @pytest.fixture

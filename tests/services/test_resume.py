@@ -10,15 +10,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig, FrontendConfig
+from coordinator.config import FrontendConfig
 from coordinator.frontend import process as frontend_process
-from draft_service import process as draft_process
-from draft_service.config import DraftConfig
 from dspark.client import AsyncClient, Chunk
 from dspark.client.errors import InvalidRequest, Unavailable
-from verify_service import process as verify_process
-from verify_service.config import VerifyConfig
+from tests.services.cell import Cell
 
 pytestmark = pytest.mark.services
 
@@ -26,46 +22,27 @@ TOKENS = 60
 OPTIONS: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True, "policy": "fixed:3", "timeout": 60.0}
 
 
-class Site:
+class Site(Cell):
     """Real workers, and a coordinator with a journal that can go and come back."""
 
     def __init__(self, target: Path, drafter: Path, journal: Path) -> None:
-        self._target, self._drafter, self._journal = str(target), str(drafter), str(journal)
-        self._workers: list[Any] = []
-        self._endpoint = "127.0.0.1:0"
-        self.coordinator: Any = None
+        super().__init__(target, drafter)
+        self._journal, self._endpoint = str(journal), "127.0.0.1:0"
+        self.serving: Any = None
 
     async def start(self) -> None:
-        verifier = await verify_process.start(
-            VerifyConfig(target=self._target, drafter=self._drafter, measure_cost=False)
-        )
-        self._workers = [verifier, await draft_process.start(DraftConfig(drafter=self._drafter, measure_cost=False))]
+        await self.verifier()
+        await self.drafter()
         await self.comes()
 
     async def comes(self, *, journal: bool = True) -> None:
-        config = CoordinatorConfig(
-            bind=self._endpoint,
-            verify=(self._workers[0].endpoint,),
-            draft=(self._workers[1].endpoint,),
-            journal=self._journal if journal else None,
-            warm_up_s=0.0,
-        )
-        self.coordinator = await coordinator_process.start(config)
-        self._endpoint = self.coordinator.endpoint
+        self.serving = await self.coordinator(bind=self._endpoint, journal=self._journal if journal else None)
+        self._endpoint = self.serving.endpoint
 
     async def goes(self) -> None:
         """Running streams end with UNAVAILABLE, as when it is killed; see row 21 of docs/reliability.md for that."""
-        coordinator, self.coordinator = self.coordinator, None
+        coordinator, self.serving = self.serving, None
         await coordinator.stop(0.0)
-
-    @property
-    def held(self) -> int:
-        return sum(int(worker.engine.held.sequences) for worker in self._workers)
-
-    async def close(self) -> None:
-        for process in (self.coordinator, *self._workers):
-            if process is not None:
-                await process.stop(0.1)
 
 
 @pytest_asyncio.fixture
@@ -87,7 +64,7 @@ async def read(site: Site, client: AsyncClient, *, go_at: int, **options: Any) -
             assert event.offset == len(mine), "neither twice nor skipped"
             mine += event.token_ids
             logprobs += len(event.logprobs)
-        if go_at and site.coordinator is not None and sum(map(len, held.values())) >= go_at:
+        if go_at and site.serving is not None and sum(map(len, held.values())) >= go_at:
             go_at = 0
             await site.goes()
             await site.comes()
@@ -104,23 +81,23 @@ LAWS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("law", LAWS, ids=["greedy", "coupled"])
 async def test_the_ids_are_those_of_a_calm_run(site: Site, law: dict[str, Any]) -> None:
-    async with AsyncClient(site.coordinator.endpoint) as client:
+    async with AsyncClient(site.serving.endpoint) as client:
         calm, _ = await read(site, client, go_at=0, **law)
         hurt, resumed = await read(site, client, go_at=20, resume_s=20.0, **law)
         assert hurt == calm
         assert resumed >= 1
-        assert site.coordinator.metrics.value("prefills_total", reason="resumed") >= 1
+        assert site.serving.metrics.value("prefills_total", reason="resumed") >= 1
 
 
 async def test_a_sampled_answer_goes_on_from_what_was_shown(site: Site) -> None:
-    async with AsyncClient(site.coordinator.endpoint) as client:
+    async with AsyncClient(site.serving.endpoint) as client:
         held, resumed = await read(site, client, go_at=20, resume_s=20.0, temperature=1.0, rule="block")
         assert len(held[0]) == TOKENS
         assert resumed >= 1
 
 
 async def test_without_being_asked_to_the_client_sees_where_its_answer_stands(site: Site) -> None:
-    async with AsyncClient(site.coordinator.endpoint) as client:
+    async with AsyncClient(site.serving.endpoint) as client:
         with pytest.raises(Unavailable, match="offset"):
             await read(site, client, go_at=20)
         async with asyncio.timeout(10.0):
@@ -133,7 +110,7 @@ async def test_without_being_asked_to_the_client_sees_where_its_answer_stands(si
 async def test_without_a_journal_only_repeatable_answers_go_on(site: Site) -> None:
     await site.goes()
     await site.comes(journal=False)
-    async with AsyncClient(site.coordinator.endpoint) as client:
+    async with AsyncClient(site.serving.endpoint) as client:
         calm, _ = await read(site, client, go_at=0, temperature=0.0)
         stream = client.generate([5, 9, 17], resume_s=20.0, **OPTIONS, temperature=1.0, rule="block")
         again = client.generate([5, 9, 17], resume_s=20.0, **OPTIONS, temperature=0.0)
@@ -148,7 +125,7 @@ async def test_without_a_journal_only_repeatable_answers_go_on(site: Site) -> No
 
 
 async def test_through_a_front_end_it_is_the_same(site: Site) -> None:
-    front = await frontend_process.start(FrontendConfig(coordinator=site.coordinator.endpoint))
+    front = await frontend_process.start(FrontendConfig(coordinator=site.serving.endpoint))
     try:
         async with AsyncClient(front.endpoint) as client:
             calm, _ = await read(site, client, go_at=0, temperature=0.0, n=2)

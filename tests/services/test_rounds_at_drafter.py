@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import yaml
 from columns import rows_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from synthetic_file import synthetic_file
 from workers import until
 
 from draft_service import process as draft_process
@@ -56,17 +56,9 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> list[ContextKeys]:
 
 @pytest.fixture(params=[0, None], ids=["own port", "one port"])
 async def drafter(keys: list[ContextKeys], tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Any]:
-    path = tmp_path / "pair.yaml"
-    document = {
-        "verify": {"tokens": [1], "ms": [0.1]},
-        "draft": {"sequences": [1], "ms": [0.1]},
-        "domains": {"only": {"accept": [1.0] * BLOCK}},
-        "feature_width": WIDTH,
-        "vocabulary": VOCAB,
-    }
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    path = synthetic_file(tmp_path, [1.0] * BLOCK, feature_width=WIDTH, vocabulary=VOCAB)
     config = DraftConfig(
-        engine="synthetic", synthetic=str(path), metrics_port=None, max_sequences=8, rounds_port=request.param
+        engine="synthetic", synthetic=path, metrics_port=None, max_sequences=8, rounds_port=request.param
     )
     process = await draft_process.start(config)
     yield process
@@ -430,10 +422,8 @@ async def test_more_streams_than_the_own_port_has_threads_for_are_refused_and_th
 async def test_a_stranger_gets_no_rounds_and_a_worker_does(tmp_path: Path) -> None:
     secret = tmp_path / "token"
     write_token(secret)
-    spec = tmp_path / "pair.yaml"
-    spec.write_text(yaml.safe_dump({"verify": {"tokens": [1], "ms": [0.1]}, "draft": {"sequences": [1], "ms": [0.1]},
-                                    "domains": {"only": {"accept": [1.0] * BLOCK}}}), encoding="utf-8")  # fmt: skip
-    config = DraftConfig(engine="synthetic", synthetic=str(spec), metrics_port=None, token_file=str(secret))
+    spec = synthetic_file(tmp_path, [1.0] * BLOCK)
+    config = DraftConfig(engine="synthetic", synthetic=spec, metrics_port=None, token_file=str(secret))
     process = await draft_process.start(config)
     try:
         mine = [("authorization", f"Bearer {secret.read_text(encoding='utf-8').strip()}")]

@@ -13,13 +13,12 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import yaml
+import workers
 from certificates import Authority
 from conductor import Answer, Conductor, conducting, planned
+from synthetic_file import synthetic_file
 from workers import until
 
-from draft_service import process as draft_process
-from draft_service.config import DraftConfig
 from dspark.errors import Overloaded
 from dspark.rounds.control import Admission, DrafterAt, Use
 from dspark.rounds.events import Acknowledged, Admit, How, Release, Why
@@ -33,9 +32,7 @@ from dspark.types import RefusalReason, Rule, SamplingParams
 from dspark.wire.control_down import write_down
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 from verify_service import drafter_stream, drafters
-from verify_service import process as verify_process
 from verify_service.batch_runner import BatchFailed
-from verify_service.config import VerifyConfig
 from verify_service.prompts import Prompts
 from verify_service.round_driver import RoundDriver
 from verify_service.round_passes import RoundPasses
@@ -52,33 +49,15 @@ PLAN = planned(PlanKind.FIXED, BLOCK, window=2)
 
 @pytest.fixture
 def pair(tmp_path: Path) -> str:
-    path = tmp_path / "pair.yaml"
-    document = {
-        "verify": {"tokens": [1], "ms": [0.5]},
-        "draft": {"sequences": [1], "ms": [0.2]},
-        "domains": {"only": {"accept": [0.8] * BLOCK}},
-        "vocabulary": VOCAB,
-    }
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    return str(path)
-
-
-@contextlib.asynccontextmanager
-async def serving(start: Any, config: Any) -> AsyncIterator[Any]:
-    process = await start(config)
-    try:
-        yield process
-    finally:
-        await process.stop(0.0)
+    return synthetic_file(tmp_path, [0.8] * BLOCK, verify_ms=0.5, draft_ms=0.2, vocabulary=VOCAB)
 
 
 def verifier(pair: str, **settings: Any) -> Any:
-    config = VerifyConfig(engine="synthetic", synthetic=pair, metrics_port=None, **settings)
-    return serving(verify_process.start, config)
+    return workers.verifier(grace_s=0.0, engine="synthetic", synthetic=pair, metrics_port=None, **settings)
 
 
 def drafter(pair: str, **settings: Any) -> Any:
-    return serving(draft_process.start, DraftConfig(engine="synthetic", synthetic=pair, metrics_port=None, **settings))
+    return workers.drafter(grace_s=0.0, engine="synthetic", synthetic=pair, metrics_port=None, **settings)
 
 
 def truth(process: Any, answer: Answer) -> list[int]:

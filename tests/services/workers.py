@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 from draft_service import process as draft_process
@@ -13,26 +13,27 @@ from dspark.runtime.worker import WorkerProcess
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
-
-@contextlib.asynccontextmanager
-async def verifier(target: Any, drafter: Any = None, **settings: Any) -> AsyncIterator[WorkerProcess[Any]]:
-    config = VerifyConfig(
-        target=str(target), drafter=str(drafter) if drafter else None, **{"measure_cost": False, **settings}
-    )
-    process = await verify_process.start(config)
-    try:
-        yield process
-    finally:
-        await process.stop(1.0)
+Serving = contextlib.AbstractAsyncContextManager[WorkerProcess[Any]]
 
 
 @contextlib.asynccontextmanager
-async def drafter(path: Any, **settings: Any) -> AsyncIterator[WorkerProcess[Any]]:
-    process = await draft_process.start(DraftConfig(drafter=str(path), **{"measure_cost": False, **settings}))
+async def _serving(starting: Awaitable[WorkerProcess[Any]], grace_s: float) -> AsyncIterator[WorkerProcess[Any]]:
+    process = await starting
     try:
         yield process
     finally:
-        await process.stop(1.0)
+        await process.stop(grace_s)
+
+
+def verifier(target: Any = None, drafter: Any = None, grace_s: float = 1.0, **settings: Any) -> Serving:
+    paths = {name: str(path) for name, path in (("target", target), ("drafter", drafter)) if path}
+    config = VerifyConfig(**{**paths, "measure_cost": False, **settings})
+    return _serving(verify_process.start(config), grace_s)
+
+
+def drafter(path: Any = None, grace_s: float = 1.0, **settings: Any) -> Serving:
+    paths = {"drafter": str(path)} if path else {}
+    return _serving(draft_process.start(DraftConfig(**{**paths, "measure_cost": False, **settings})), grace_s)
 
 
 async def until(condition: Any, deadline_s: float = 30.0) -> None:

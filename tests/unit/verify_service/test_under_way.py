@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
+from synthetic_file import synthetic_file
 
 from dspark.rounds.events import OrderRow
 from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, Rule, SamplingParams, SparseQ, Verdict
@@ -36,17 +36,8 @@ def config(golden_target: Path, golden_drafter: Path) -> VerifyConfig:
 def engine(request: pytest.FixtureRequest, config: VerifyConfig, tmp_path: Path) -> Any:
     if request.param == "real":
         return VerifyEngine.load(config)
-    document = {
-        "verify": {"tokens": [1], "ms": [0.1]},
-        "draft": {"sequences": [1], "ms": [0.1]},
-        "domains": {"only": {"accept": [0.8] * 4}},
-        "vocabulary": 128,
-    }
-    path = tmp_path / "pair.yaml"
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    return SyntheticVerifyEngine.load(
-        VerifyConfig(engine="synthetic", synthetic=str(path), kv_tokens=2048, page_size=8)
-    )
+    path = synthetic_file(tmp_path, [0.8] * 4, vocabulary=128)
+    return SyntheticVerifyEngine.load(VerifyConfig(engine="synthetic", synthetic=path, kv_tokens=2048, page_size=8))
 
 
 def take_in(engine: Any, sequence: int, law: SamplingParams = GREEDY, epoch: int = 1) -> list[int]:
