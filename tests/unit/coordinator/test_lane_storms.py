@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 from fakes import answer_of, read
-from rounds_cell import RoundsCell, ToyPair, story
+from rounds_cell import RoundsCell, ToyPair, virtual
 
 from coordinator.lanes.conduct import Conduct
 from coordinator.lanes.facts import DrafterPort
@@ -133,39 +133,9 @@ class Storm:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_answers_are_exact_and_nothing_is_left_behind(seed: int) -> None:
-    async def tell(cell: RoundsCell) -> None:
-        storm = Storm(cell, seed)
-        for _ in range(120):
-            storm.one_thing()
-            await asyncio.sleep(storm.draw.choice([0.0, 0.0002, 0.003, 0.02, 0.1]))
-        storm.calm()
-        await cell.finish(*(track for track, _ in storm.tracks))
-        for track, expected in storm.tracks:
-            if track in storm.cancelled:
-                said = list(track.answer.log.answer())
-                assert said == expected[: len(said)]
-                continue
-            assert await read(track) == expected
-            stats = track.stats
-            assert sum(stats.acceptance_histogram) == stats.rounds
-            assert stats.accepted <= stats.verified <= stats.drafted
-        for noted in storm.epochs.values():
-            assert noted == sorted(set(noted)), "no epoch twice"
-        for port in storm.ports:
-            admitted = [(e.admit.sequence, e.admit.epoch) for e in port.told if isinstance(e, Admission)]
-            assert len(admitted) == len(set(admitted))
-            assert all(epoch in storm.epochs[number] for number, epoch in admitted)
-            rounds = [(e.sequence, e.epoch, e.through_round) for e in port.told if isinstance(e, Acknowledged)]
-            assert len(rounds) == len(set(rounds)), "no report is applied twice"
-        assert cell.metrics.value("dropped_total", kind="verdict", reason="out_of_order") == 0
-        assert cell.metrics.value("dropped_total", kind="released", reason="out_of_order") == 0
-        await asyncio.sleep(1.0)
-        assert cell.clean(), (cell.load, [len(lane) for lane in cell.lanes], [p.port.held for p in cell.ports])
-        assert (cell.admission.running, cell.admission.queued) == (0, 0)
-
-    story(
-        tell,
+@virtual
+async def test_answers_are_exact_and_nothing_is_left_behind(seed: int) -> None:
+    cell = RoundsCell(
         verifiers=2,
         drafters=2,
         pages=120 if seed % 2 else 0,
@@ -173,3 +143,31 @@ def test_answers_are_exact_and_nothing_is_left_behind(seed: int) -> None:
         waits=Conduct(prefills=3, window=seed % 3, cohorts=(0, 1, 2)[seed % 3], verify_s=60.0),
         bounds=QueueBounds(max_running=12, max_queued=20, max_handovers=1000),
     )
+    storm = Storm(cell, seed)
+    for _ in range(120):
+        storm.one_thing()
+        await asyncio.sleep(storm.draw.choice([0.0, 0.0002, 0.003, 0.02, 0.1]))
+    storm.calm()
+    await cell.finish(*(track for track, _ in storm.tracks))
+    for track, expected in storm.tracks:
+        if track in storm.cancelled:
+            said = list(track.answer.log.answer())
+            assert said == expected[: len(said)]
+            continue
+        assert await read(track) == expected
+        stats = track.stats
+        assert sum(stats.acceptance_histogram) == stats.rounds
+        assert stats.accepted <= stats.verified <= stats.drafted
+    for noted in storm.epochs.values():
+        assert noted == sorted(set(noted)), "no epoch twice"
+    for port in storm.ports:
+        admitted = [(e.admit.sequence, e.admit.epoch) for e in port.told if isinstance(e, Admission)]
+        assert len(admitted) == len(set(admitted))
+        assert all(epoch in storm.epochs[number] for number, epoch in admitted)
+        rounds = [(e.sequence, e.epoch, e.through_round) for e in port.told if isinstance(e, Acknowledged)]
+        assert len(rounds) == len(set(rounds)), "no report is applied twice"
+    assert cell.metrics.value("dropped_total", kind="verdict", reason="out_of_order") == 0
+    assert cell.metrics.value("dropped_total", kind="released", reason="out_of_order") == 0
+    await asyncio.sleep(1.0)
+    assert cell.clean(), (cell.load, [len(lane) for lane in cell.lanes], [p.port.held for p in cell.ports])
+    assert (cell.admission.running, cell.admission.queued) == (0, 0)

@@ -143,8 +143,3 @@ def live(costs: Costs, kinds: tuple[float, ...], streams: int, rounds: int, slot
             tokens += streams + float(np.where(np.arange(SLOTS) < chosen[:, None], alive, 0.0).sum())
             seconds += costs.round_s(streams + int(chosen.sum()), streams, slots)
     return tokens / seconds
-
-
-def best_live(costs: Costs, kinds: tuple[float, ...], streams: int, rounds: int) -> tuple[float, int]:
-    """Of all lengths of blocks the best."""
-    return max((live(costs, kinds, streams, rounds, slots), slots) for slots in range(SLOTS + 1))
