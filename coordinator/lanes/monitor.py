@@ -1,7 +1,7 @@
 """The losslessness monitor: whether drafted tokens are draws of the q they come with, told while serving.
 
 The ratio rules keep the target's law only for honest drafts, and a verifier cannot see honesty in one block. Over many
-it can: per drafter version the sums that verdicts carry are bet against, see `sequential`. A false alarm, ever, of a
+it can: per drafter version the sums that verdicts carry are tested, see `sequential_test`. A false alarm, ever, of a
 version has a chance of at most `FALSE_ALARM`, however long it serves and however often it is looked at: half of it for
 everything since the start, the other half for windows that begin anew, so that a lie that begins late is found as soon
 as one that was there from the start.

@@ -309,7 +309,7 @@ class Scheduler:
         return min(firsts, key=lambda track: (given[track.request.tenant], track.sequence.number))
 
     def given(self) -> dict[str, float]:
-        """Weighted tokens that each tenant with somebody in line was given, see `shares`."""
+        """Weighted tokens that each tenant with somebody in line was given, see `TenantShares`."""
         return self._shares.given(self._line.tenants, self._alive())
 
     def _alive(self) -> Iterable[RequestState]:

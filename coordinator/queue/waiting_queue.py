@@ -90,7 +90,7 @@ def cost(track: RequestState) -> float:
 
 
 class WaitingQueue:
-    """Tracks in line. Ask `Shares` whose turn it is."""
+    """Tracks in line. Ask `TenantShares` whose turn it is."""
 
     def __init__(self) -> None:
         self._lines: dict[str, deque[RequestState]] = {}  # none of them empty

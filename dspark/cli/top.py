@@ -15,7 +15,7 @@ from dspark.errors import DsparkError, Expired, Unavailable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-LoadWindow = Any  # a `deploy.load_report.Window`: rooms are imported inside functions alone
+LoadWindow = Any  # a `deploy.load_report.LoadWindow`: rooms are imported inside functions alone
 
 WINDOW_S = 10.0
 _BARS = " ▁▂▃▄▅▆▇█"
