@@ -137,9 +137,9 @@ class Silence:
 
     A verifier that owes something and says nothing at all is lost. A sequence in rounds is reported every round; one
     whose reports stay away settles and moves, since whatever its verifier forgot, it knows nothing of it. Prompts are
-    run in their order: one that was overtaken, or that waits while none gets on, is not coming. Nobody is late while the
-    verifier has no page left, and nobody stands still for the window, for reports are acknowledged in the turn in which
-    they come. Times are clock times.
+    run in their order: one that was overtaken, or that waits while none gets on, is not coming. Nobody is late while
+    the verifier has no page left, and nobody stands still for the window, for reports are acknowledged in the turn in
+    which they come. Times are clock times.
     """
 
     def __init__(self, members: Members, waits: Conduct, now: float) -> None:

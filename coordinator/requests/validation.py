@@ -29,13 +29,6 @@ def parse_rule(text: str, *, field: str = "rule") -> Rule:
         raise InvalidRequest(field, f"{text!r} is none of {', '.join(rule.name.lower() for rule in Rule)}") from None
 
 
-def choose_rule(message: generate_pb2.GenerateRequest, default: Rule) -> Rule:
-    """The rule of a request that `check_head` passed."""
-    if message.speculation.rule != types_pb2.RULE_UNSPECIFIED:
-        return Rule(message.speculation.rule)
-    return Rule.COUPLED if message.sampling_params.HasField("seed") else default
-
-
 MAX_ID = 128
 MAX_TEXT = 4 * 1024 * 1024  # characters
 MAX_STOPS = 16
@@ -99,12 +92,15 @@ def read_request(
     _check_prompt(prompt, field, limits)
     params = message.sampling_params
     policy = parse_policy(message.speculation.policy) if message.speculation.policy else limits.policy
+    rule = Rule.COUPLED if params.HasField("seed") else limits.rule
+    if message.speculation.rule != types_pb2.RULE_UNSPECIFIED:
+        rule = Rule(message.speculation.rule)
     stops = _read_stops(params, limits.has_tokenizer)
     stop_ids = _read_stop_ids(params, limits)
     max_tokens = _read_max_tokens(params, len(prompt), limits)
     law = read_sampling_params(
         message,
-        choose_rule(message, limits.rule),
+        rule,
         draw_seed,
         prompt_len=len(prompt),
         max_tokens=max_tokens,
