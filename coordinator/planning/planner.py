@@ -27,7 +27,7 @@ from dspark.rounds.survival import Floats, Ints
 WINDOW = 192  # blocks that stand for those to come; a round of more counts whole
 WARM_UP = 32  # blocks before there is an opinion on whether drafts pay
 STAYS = 1.01  # by which another plan has to be better than the one in force
-EXPLORE = 0.005  # share of tokens that trying something may cost, by what is known
+EXPLORE = 0.004  # share of tokens that trying something may cost, by what is known
 PLAINLY = 0.3  # of that, trying to go without drafts: what plain rounds take changes rarely
 MOST_EXPLORED = 0.25  # of plans
 CURVE_POINTS = 40  # of the expected rate by slots verified, at most

@@ -60,6 +60,13 @@ def draw_texts(rng: np.random.Generator, kinds: tuple[float, ...], count: int) -
     return rng.choice(kinds, count)
 
 
+def blocks_at(recorded: Floats, streams: int, number: int) -> Floats:
+    """[streams, SLOTS]: each stream reads texts [texts, rounds, SLOTS] one after the other, from one of its own on."""
+    texts, rounds, _ = recorded.shape
+    begins = np.arange(streams) * (texts * rounds // streams)
+    return recorded.reshape(texts * rounds, -1)[(begins + number) % (texts * rounds)]
+
+
 def planned(
     costs: Costs,
     kinds: tuple[float, ...],
@@ -72,12 +79,13 @@ def planned(
     bent: Callable[[Floats], Floats] = lambda confidence: confidence,
     lag: int = 1,
     stalls: int = 0,
+    recorded: Floats | None = None,
 ) -> tuple[float, Planner, list[int]]:
     """(tokens per second after a warm-up, the planner, slots of its plans).
 
     announced: costs as they were measured, if they have changed since. bent: what the drafter says its chances are.
-    lag: finished rounds that a plan does not know yet. cohorts: at most so many. stalls: every so many rounds one is
-    said to have taken ten times as long.
+    recorded: blocks in place of drawn ones, see `blocks_at`. lag: finished rounds that a plan does not know yet.
+    cohorts: at most so many. stalls: every so many rounds one is said to have taken ten times as long.
     """
     rng = np.random.default_rng(seed)
     base = announced or costs
@@ -91,7 +99,7 @@ def planned(
         leaving = rng.random(streams) < 1 / 30
         texts = np.where(leaving, draw_texts(rng, kinds, streams), texts)
         plan = plans[-1 - lag]
-        true = blocks(rng, texts)
+        true = blocks(rng, texts) if recorded is None else blocks_at(recorded, streams, number)
         slots = plan.terms.slots if plan.terms.kind is PlanKind.PRICE else 0
         said = bent(true)[:, :slots]
         verified = np.array(prefixes([list(row) for row in said], [plan.terms] * streams))
@@ -124,7 +132,16 @@ def planned(
     return tokens / seconds, planner, slots_of
 
 
-def live(costs: Costs, kinds: tuple[float, ...], streams: int, rounds: int, slots: int, *, seed: int = 0) -> float:
+def live(
+    costs: Costs,
+    kinds: tuple[float, ...],
+    streams: int,
+    rounds: int,
+    slots: int,
+    *,
+    seed: int = 0,
+    recorded: Floats | None = None,
+) -> float:
     """The same with Algorithm 1 run on the live confidences of blocks of so many slots, which no plan can do; 0 slots
     are plain decoding."""
     rng = np.random.default_rng(seed)
@@ -135,7 +152,7 @@ def live(costs: Costs, kinds: tuple[float, ...], streams: int, rounds: int, slot
     for number in range(rounds):
         leaving = rng.random(streams) < 1 / 30
         texts = np.where(leaving, draw_texts(rng, kinds, streams), texts)
-        true = blocks(rng, texts)
+        true = blocks(rng, texts) if recorded is None else blocks_at(recorded, streams, number)
         chosen = np.array(lengths_of(true[:, :slots], lambda tokens: float(convex(np.array([tokens]))[0]) + overhead))
         alive = np.cumprod(true, axis=1)
         rng.random(true.shape)  # as `planned` draws
