@@ -44,6 +44,8 @@ def layer_shape(keys: Keys) -> dict[str, Any]:
 
 def _qwen3(keys: Keys) -> dict[str, Any]:
     keys.must_equal("model_type", "qwen3")
+    for key in ("logit_scale", "partial_rotary_factor"):  # no tensor would tell
+        _must_be_one(key, keys.raw.get(key))
     keys.must_equal("hidden_act", "silu", absent_is_fine=True)
     keys.must_equal("use_sliding_window", False, absent_is_fine=True)
     return {
@@ -135,11 +137,17 @@ def _rope(keys: Keys) -> dict[str, Any]:
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind not in ("default", "yarn"):
         raise CheckpointError(f"{where}.rope_type: {show(kind)} is not supported")
+    _must_be_one(f"{where}.partial_rotary_factor", parameters.get("partial_rotary_factor"))
     inside = parameters.get("rope_theta")
     told = (f"{where}.rope_theta", inside) if where == "rope_parameters" else ("rope_theta", raw.get("rope_theta"))
     theta = positive(*told)
     longest = keys.count("max_position_embeddings")
     return {"rope_theta": theta, "yarn": read_yarn(parameters, where, longest) if kind == "yarn" else None}
+
+
+def _must_be_one(key: str, value: object) -> None:
+    if value not in (None, 1):
+        raise UnsupportedFamily(f"{key}: {show(value)} is not supported")
 
 
 def _proportional_rope(raw: dict[str, Any]) -> tuple[float, float]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -84,7 +85,7 @@ def without_tables(folder: Path, out: Path, *, target: str | Path, dtype: torch.
     for name in tables:
         if not torch.equal(mine[name].float(), its[name].float()):
             raise CheckpointError(f"{folder}: {name} is not the one of {theirs}, it cannot be left out")
-    settings = {key: value for key, value in read_json(folder / CONFIG_NAME).items() if key not in NEIGHBOURS}
+    settings = _without_neighbours(read_json(folder / CONFIG_NAME))
     kept = dict(read_tensors(entries, sorted(name for name in entries if name not in SHARED)))
     if dtype is not None:
         kept = {name: tensor.to(dtype) for name, tensor in kept.items()}
@@ -95,3 +96,12 @@ def without_tables(folder: Path, out: Path, *, target: str | Path, dtype: torch.
     save_file(kept | maps, out / SINGLE_NAME, metadata={"format": "pt"})
     if (folder / CALIBRATION_NAME).is_file():
         shutil.copyfile(folder / CALIBRATION_NAME, out / CALIBRATION_NAME)
+
+
+def _without_neighbours(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of tensors that are reordered, nested settings too."""
+    return {
+        key: _without_neighbours(value) if isinstance(value, dict) else value
+        for key, value in settings.items()
+        if key not in NEIGHBOURS
+    }

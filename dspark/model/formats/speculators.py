@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dspark.errors import CheckpointError, UnsupportedFamily
+from dspark.model.config_layers import NEIGHBOURS
 
 FAMILIES = ("dspark", "dflash", "eagle3")
 _QUERY_ANCHOR = ("dspark", "dflash")  # families whose block is one pass over anchor and masks
@@ -31,7 +32,7 @@ _QWEN3: dict[str, Any] = {
     "attention_bias": False,
     "use_sliding_window": False,
 }
-_LAYER_KEYS = (*_QWEN3, "layer_types", "rope_parameters", "rope_theta", "rope_scaling")
+_LAYER_KEYS = (*_QWEN3, "layer_types", "rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_factor")
 _HEADS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 
 
@@ -49,6 +50,8 @@ def to_released(raw: Mapping[str, Any]) -> dict[str, Any]:
     if (kind := layer.get("model_type", "qwen3")) != "qwen3":
         raise UnsupportedFamily(f"transformer_layer_config.model_type: draft layers of {kind!r} are not supported")
     said = _QWEN3 | {key: layer[key] for key in _LAYER_KEYS if layer.get(key) is not None}
+    for where in (layer, raw):  # some trainers write them beside the layers
+        said |= {key: where[key] for key in (*NEIGHBOURS, "logit_scale") if where.get(key) is not None}
     if "rope_parameters" not in said and "rope_theta" not in said:
         said["rope_parameters"] = {"rope_theta": 10000.0, "rope_type": "default"}
     wide = raw.get("target_hidden_size")
@@ -58,7 +61,6 @@ def to_released(raw: Mapping[str, Any]) -> dict[str, Any]:
         )
     said |= {
         "model_type": "qwen3",
-        "tie_word_embeddings": False,
         "target_layer_ids": _released_ids(raw),
         "num_target_layers": 0,  # the format does not say
         "dtype": raw.get("dtype") or raw.get("torch_dtype") or layer.get("dtype") or "bfloat16",
@@ -66,6 +68,8 @@ def to_released(raw: Mapping[str, Any]) -> dict[str, Any]:
     narrow = raw.get("draft_vocab_size")
     if narrow is not None and narrow != said["vocab_size"]:
         said["draft_vocab_size"] = narrow
+    else:  # the tables of fewer tokens are two; what is nested is said of the target
+        said["tie_word_embeddings"] = raw.get("tie_word_embeddings")
     return said | (_eagle3(raw) if family == "eagle3" else _block(raw, family))
 
 
@@ -115,12 +119,13 @@ def _family(raw: Mapping[str, Any]) -> str:
     return str(named)
 
 
-def _released_ids(raw: Mapping[str, Any]) -> object:
-    """Hidden-state indices to layer ids. What is no list of integers is left for the schema to refuse."""
+def _released_ids(raw: Mapping[str, Any]) -> list[int]:
+    """Hidden-state indices to layer ids."""
     for key in ("aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids", "target_layer_ids"):
         if (value := raw.get(key)) is not None:
-            whole = isinstance(value, list) and all(type(each) is int for each in value)
-            return [each - 1 for each in value] if whole else value
+            if not isinstance(value, list) or {type(each) for each in value} != {int} or sorted(set(value)) != value:
+                raise CheckpointError(f"{key}: expected ascending ids of hidden states, found {value!r}")
+            return [each - 1 for each in value]
     raise CheckpointError("aux_hidden_state_layer_ids: missing")
 
 

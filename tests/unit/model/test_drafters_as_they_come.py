@@ -180,6 +180,85 @@ def test_a_tied_head_that_differs_is_refused(tmp_path: Path) -> None:
         load_drafter(folder)
 
 
+def respelled(
+    folder: Path, change: Callable[[dict[str, Any]], None], source: Path = DRAFTER, without: str = ""
+) -> Path:
+    """A drafter in the speculators format, with other settings, perhaps without a tensor."""
+    to_speculators(source, folder)
+    path = folder / "config.json"
+    settings = json.loads(path.read_text())
+    change(settings)
+    path.write_text(json.dumps(settings))
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: tensor for name, tensor in tensors.items() if name != without}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_neighbouring_pairs_of_the_speculators_format_are_reordered_once(tmp_path: Path, inside: bool) -> None:
+    def change(settings: dict[str, Any]) -> None:
+        where = settings["transformer_layer_config"] if inside else settings
+        where["rope_is_neox_style"] = False
+
+    folder = respelled(tmp_path / "drafter", change)
+    tensors = {
+        name: neighbours(tensor, read_drafter_config(DRAFTER).head_dim) if ".q_" in name or ".k_" in name else tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    save_file(tensors, folder / "model.safetensors")
+    without_tables(folder, tmp_path / "shared", target=TARGET)
+    known = load_drafter(DRAFTER).state_dict()
+    for each in (folder, tmp_path / "shared"):
+        for name, tensor in load_drafter(each, target=TARGET).state_dict().items():
+            torch.testing.assert_close(tensor, known[name], rtol=0, atol=0, msg=name)
+
+
+def test_a_tied_head_of_the_speculators_format_is_its_embedding(tmp_path: Path) -> None:
+    other = load_file(DRAFTER / "model.safetensors")
+    other["embed_tokens.weight"] = other["embed_tokens.weight"] + 1
+    source = rewritten(tmp_path / "source", lambda settings: None, other)
+    folder = respelled(
+        tmp_path / "tied", lambda settings: settings.update(tie_word_embeddings=True), source, "lm_head.weight"
+    )
+    assert report(str(folder), target=str(TARGET))["tables"] == "its own, one for both"
+    made = load_drafter(folder, target=TARGET).state_dict()
+    assert torch.equal(made["lm_head.weight"], other["embed_tokens.weight"])
+
+
+@pytest.mark.parametrize(
+    ("key", "where"),
+    [
+        ("logit_scale", ()),
+        ("logit_scale", ("transformer_layer_config",)),
+        ("partial_rotary_factor", ("transformer_layer_config",)),
+        ("partial_rotary_factor", ("transformer_layer_config", "rope_parameters")),
+    ],
+)
+def test_a_setting_that_no_tensor_shows_is_refused_by_name(tmp_path: Path, key: str, where: tuple[str, ...]) -> None:
+    def change(settings: dict[str, Any]) -> None:
+        for name in where:
+            settings = settings[name]
+        settings[key] = value
+
+    value = 1.0
+    assert read_drafter_config(respelled(tmp_path / "one", change)).family == "dspark"
+    value = 0.5
+    with pytest.raises(UnsupportedFamily, match=rf"{key}: 0\.5 is not supported"):
+        read_drafter_config(respelled(tmp_path / "half", change))
+    with pytest.raises(UnsupportedFamily, match=rf"{key}: 0\.5 is not supported"):
+        read_drafter_config(rewritten(tmp_path / "released", lambda settings: settings.update({key: value})))
+
+
+def test_layers_that_are_no_list_of_those_that_are_read_are_refused_by_name(tmp_path: Path) -> None:
+    fewer = respelled(tmp_path / "fewer", lambda settings: settings["aux_hidden_state_layer_ids"].pop())
+    for load in (load_drafter, load_projection):
+        with pytest.raises(CheckpointError, match=r"target_layer_ids: 4 layers are named, and fc\.weight reads 5"):
+            load(fewer)
+    turned = respelled(tmp_path / "turned", lambda settings: settings["aux_hidden_state_layer_ids"].reverse())
+    with pytest.raises(CheckpointError, match=r"aux_hidden_state_layer_ids: expected ascending .* \[5, 4"):
+        read_drafter_config(turned)
+
+
 @pytest.mark.parametrize(
     ("inner", "error", "named"),
     [
