@@ -17,6 +17,7 @@ import importlib
 import json
 import os
 import random
+import re
 import resource
 import signal
 import socket
@@ -175,7 +176,7 @@ def compiled(compiler: Any, constraint: Constraint) -> Any:
         case ConstraintKind.JSON_OBJECT:
             return compiler.compile_json_schema('{"type":"object"}', strict_mode=False, max_whitespace_cnt=SPACES)
         case ConstraintKind.REGEX:
-            return compiler.compile_regex(text)
+            return compiler.compile_regex(_within_lines(text))
         case ConstraintKind.GRAMMAR:
             return compiler.compile_grammar(text)
         case ConstraintKind.CHOICE:
@@ -185,6 +186,16 @@ def compiled(compiler: Any, constraint: Constraint) -> Any:
                 if (problem := unkept(schema)) is not None:
                     raise ValueError(problem)
             return compiler.compile_structural_tag(text)
+
+
+def _within_lines(expression: str) -> str:
+    """With dots that leave ends of lines out, as Python and ECMAScript read them; the compiler's take everything."""
+    return re.sub(
+        r"\\.|\[(?:\\.|[^\\\]])*\]|\.",
+        lambda found: r"[^\n\r\u2028\u2029]" if found[0] == "." else found[0],
+        expression,
+        flags=re.DOTALL,
+    )
 
 
 def _characters(value: Any) -> None:

@@ -70,6 +70,8 @@ def fits(grammars: Grammars, tokenizer: Any, constraint: Constraint, text: str) 
     ("kind", "text", "good", "bad"),
     [
         (KIND.REGEX, "[a-c]+x?", "abcx", "abd"),
+        (KIND.REGEX, r"a.{1,3}[.]\.", "a\\é..", "a\n.."),
+        (KIND.REGEX, r"[^x].", "\nb", "\n\n"),
         (KIND.GRAMMAR, 'root ::= "(" root ")" | "x"', "((x))", "((x)"),
         (KIND.CHOICE, json.dumps(['say "ü"\n', "no"]), 'say "ü"\n', "yes"),
         (KIND.CHOICE, json.dumps(["🙂 \x7f\u2028", "no"]), "🙂 \x7f\u2028", "🙃"),
