@@ -14,7 +14,8 @@ from typing import NamedTuple
 from dspark.rounds.control import PassReport, Up
 from dspark.runtime.device_worker import DeviceWorker
 
-LEAVE_S = 0.004  # after which news wait no longer than to the next turn for orders to leave
+LEAVE_S = 0.004  # after which news wait no longer than to the next turn for orders to leave ...
+LOOK_S = 0.05  # ... and where no turn comes, about so long
 
 
 class Unsaid(NamedTuple):
@@ -38,6 +39,7 @@ class RoundNews:
         self._job = partial(surely, self._say_all)
         self._news: list[Up | Unsaid] = []
         self._saying = self._held_back = False  # whether some are about to be said, and wait for orders to leave
+        self._watched = False  # whether somebody looks after those that wait
         self._say_by = 0.0
 
     def add(self, *news: Up | Unsaid) -> None:
@@ -64,7 +66,16 @@ class RoundNews:
             return  # it was said in the meantime
         self._held_back = True
         if self.leaving() and time.monotonic() < self._say_by:
-            return  # again when they have left, or in a later turn
+            if not self._watched:
+                self._watched = True
+                self._events.call_soon_threadsafe(self._events.call_later, LOOK_S, self._look)
+            return  # again when they have left, in a later turn, or when somebody looks
         self._saying = self._held_back = False
         news, self._news = self._news, []
         self._say([each.made() if isinstance(each, Unsaid) else each for each in news])
+
+    def _look(self) -> None:
+        """On the event loop: a drafter that hangs takes no order, and a lane that waits for clients has no turn."""
+        self._watched = False
+        if self._held_back:
+            self._post()

@@ -86,7 +86,7 @@ class DrafterAssignment:
             if not placed.admitted or placed.leaving is not None or not placed.speculates:
                 continue
             mine, since = placed.drafter, placed.rows_missing_since
-            self._plans.tries(placed.number, self._drafters.on_trial(mine))
+            self._plans.tries(placed.number, self._drafters.on_trial(mine, placed.track))
             stuck = since is not None and now - since > ROWS_S
             if (mine and not stuck and self._drafters.stays(mine, placed.track)) or (
                 not mine and now < placed.not_before
@@ -113,5 +113,5 @@ class DrafterAssignment:
         kind = (self._drafters.fingerprint(drafter), law.rule, law.greedy, label)
         placed.key = self._kinds.setdefault(kind, len(self._kinds)) if len(self._kinds) < KINDS else 0
         self._plans.drafted_by(placed.number, placed.key, somebody=drafter > 0)
-        self._plans.tries(placed.number, self._drafters.on_trial(drafter))
+        self._plans.tries(placed.number, self._drafters.on_trial(drafter, placed.track))
         self.named[placed.number] = drafter

@@ -63,10 +63,10 @@ class LaneDrafters:
         return tuple(each.port for each in self._by_number.values() if each.there)
 
     def costs(self) -> list[DrafterCost]:
-        """What plans need to know of those that are there; who has an alarm gets one sequence at most."""
+        """What plans need to know of those that are there; who has an alarm that is heeded gets one sequence at most."""
         there = [each for each in self._by_number.values() if each.there]
         return [
-            DrafterCost(each.port.facts.block_size, each.port.facts.cost, shares=each.watch.alarm is None)
+            DrafterCost(each.port.facts.block_size, each.port.facts.cost, shares=self._shares(each))
             for each in there
         ]
 
@@ -177,10 +177,10 @@ class LaneDrafters:
         left_out = self._heeds(known, track) and known.watch.left_out(self._clock.time())
         return self._fits(known.port, track) and not left_out
 
-    def on_trial(self, number: int) -> bool:
-        """Whether whoever is with it is there to find out whether it is of use again."""
+    def on_trial(self, number: int, track: RequestState) -> bool:
+        """Whether a sequence that is with it is there to find out whether it is of use again."""
         known = self._by_number.get(number)
-        return known is not None and known.watch.alarm is not None
+        return known is not None and self._heeds(known, track)
 
     def attach(self, number: int, track: RequestState) -> None:
         known = self._by_number[number]
@@ -245,6 +245,12 @@ class LaneDrafters:
         """Whether an alarm is anything to a sequence: who fixed its slots drafts what is no use."""
         alarm = known.watch.alarm
         return alarm is not None and (alarm.useless or (self._bypass and isinstance(track.request.policy, Adaptive)))
+
+    def _shares(self, known: _Known) -> bool:
+        """Whether adaptive sequences are with it as with others: where they may not go without drafts, most alarms are
+        nothing to them."""
+        alarm = known.watch.alarm
+        return alarm is None or not (alarm.useless or self._bypass)
 
     def _fits(self, port: DrafterPort, track: RequestState) -> bool:
         return _reaches(port, track) and self._monitor.trusts(port.facts.fingerprint, track.request.law)

@@ -32,7 +32,7 @@ class DrafterCost:
 
     block: int  # slots
     curve: CostCurve | None  # sequences -> seconds of whole blocks
-    shares: bool = True  # it gets its part of a lane's sequences
+    shares: bool = True  # it gets its part of a lane's sequences; else one at most
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +125,7 @@ class LanePlans:
         shares, slowest = max(sum([each.shares for each in self._drafters]), 1), 0.0
         for each in self._drafters:
             if each.curve is not None and slots:
-                whole_s = each.curve.measured(sequences / shares, self._context)
+                whole_s = each.curve.measured(sequences / shares if each.shares else 1.0, self._context)
                 part = 1.0 - SLOT_SHARE + SLOT_SHARE * min(slots / max(each.block, 1), 1.0)
                 slowest = max(slowest, part * whole_s)
         return slowest

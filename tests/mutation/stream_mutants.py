@@ -124,9 +124,15 @@ STREAMS: list[Mutant] = [
             (f"{N}orders_that_do_not_leave_hold_them_back_to_a_later_turn_at_most",),
         ),
         (
+            "nobody looks after news that wait",
+            "            if not self._watched:\n",
+            "            if False:\n",
+            (f"{N}orders_that_do_not_leave_hold_nothing_back_for_long_where_no_turn_comes",),
+        ),
+        (
             "nobody says news when orders have left",
-            "        if self._held_back:\n            self._post()\n",
-            "",
+            "        \"\"\"On a thread of a drafter's stream.\"\"\"\n        if self._held_back:\n            self._post()\n",
+            "        pass\n",
             (f"{N}they_wait_for_orders_to_leave_and_go_as_soon_as_they_have",),
         ),
     ),

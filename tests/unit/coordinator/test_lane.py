@@ -512,6 +512,21 @@ def test_a_drafter_that_is_well_again_is_soon_found_to_be_in_a_large_lane_too() 
     story(tell, sink=1 << 20, pair=ToyPair(wrong_every=1), draft_ms=12)
 
 
+def test_who_must_draft_is_on_no_trial_for_an_alarm_that_it_does_not_heed() -> None:
+    """Nor does it draft whole blocks of what is no use: its lane goes on planning for it."""
+
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 3), max_tokens=4000) for seed in range(8)]
+        await cell.until(lambda: cell.metrics.value("drafters_left_out", lane=cell.lane.facts.name) == 1)
+        before = sum(track.stats.rounds for track in tracks)
+        await cell.until(lambda: sum(track.stats.rounds for track in tracks) > before + 80)
+        plan = cell.lane._plans.in_force
+        assert {plan.terms_of(track.sequence.number).kind for track in tracks} == {PlanKind.PRICE}
+        cell.admission.cut_all()
+
+    story(tell, sink=1 << 20, pair=ToyPair(wrong_every=1), waits=Conduct(bypass=False))
+
+
 def test_a_distrusted_drafter_drafts_no_more_under_the_ratio_rules() -> None:
     async def tell(cell: RoundsCell) -> None:
         exact, ratio = cell.ask(max_tokens=150), cell.ask((7, 3), max_tokens=150, law=SamplingParams(temperature=1.0))

@@ -236,9 +236,10 @@ def test_whoever_tries_a_drafter_drafts_whole_blocks_and_is_one_of_the_others_me
 
 
 def test_a_drafter_that_gets_nobody_takes_no_part_of_the_drafts() -> None:
-    """All go to the other one, whose passes are as long as they are."""
+    """All but the one that tries it go to the other, whose passes are as long as they are."""
+    slow = CostCurve([1, 64], [128], [0.001, 0.1])
     alone, beside, shared = plans(), plans(), plans(drafters=2)
-    beside.drafters([DrafterCost(7, DRAFT), DrafterCost(7, DRAFT, shares=False)])
+    beside.drafters([DrafterCost(7, DRAFT), DrafterCost(7, slow, shares=False)])
     expected = []
     for made in (alone, beside, shared):
         for number in range(1, 65):

@@ -22,17 +22,28 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.jobs, self.said = list[Callable[[], None]](), list[list[Up]]()
         self.leaving, self.now = False, 100.0
+        self.timers = list[tuple[float, Callable[[], None]]]()
         device: Any = SimpleNamespace(post=lambda job, *_, **__: self.jobs.append(job))
-        self.news = RoundNews(device, device, lambda job: job(), self._say)
+        events: Any = SimpleNamespace(call_soon_threadsafe=lambda job, *args: job(*args), call_later=self._later)
+        self.news = RoundNews(device, events, lambda job: job(), self._say)
         self.news.leaving = lambda: self.leaving
         monkeypatch.setattr(round_news.time, "monotonic", lambda: self.now)
 
     def _say(self, news: Sequence[Up]) -> None:
         self.said.append(list(news))
 
+    def _later(self, wait_s: float, job: Callable[[], None]) -> None:
+        self.timers.append((self.now + wait_s, job))
+
     def run(self) -> None:
         while self.jobs:
             self.jobs.pop(0)()
+
+    def time_comes(self) -> None:
+        """Of the timer that is set; there is one at most."""
+        ((self.now, job),), self.timers = self.timers, []
+        job()
+        self.run()
 
 
 @pytest.fixture
@@ -81,3 +92,33 @@ def test_orders_that_do_not_leave_hold_them_back_to_a_later_turn_at_most(bench: 
     bench.news.tell()
     bench.run()
     assert bench.said == [[FIRST]]
+
+
+def test_orders_that_do_not_leave_hold_nothing_back_for_long_where_no_turn_comes(bench: Bench) -> None:
+    """A drafter that hangs takes nothing, and a lane whose answers are over has nothing to do."""
+    bench.leaving = True
+    for news in (FIRST, SECOND):
+        began = bench.now
+        bench.news.add(news)
+        bench.news.tell()
+        bench.run()
+        assert len(bench.timers) == 1
+        bench.time_comes()
+        assert bench.said.pop() == [news]
+        assert bench.now - began <= round_news.LOOK_S
+    bench.news.add(FIRST)
+    bench.news.tell()
+    bench.run()
+    bench.leaving = False
+    bench.news.orders_left()
+    bench.run()
+    assert bench.said.pop() == [FIRST]
+    bench.leaving = True
+    bench.now += round_news.LOOK_S - round_news.LEAVE_S / 2
+    bench.news.add(SECOND)
+    bench.news.tell()
+    bench.run()
+    bench.time_comes()
+    assert not bench.said, "it looks at who waits, and has waited long enough"
+    bench.time_comes()
+    assert bench.said == [[SECOND]]
