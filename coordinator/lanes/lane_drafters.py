@@ -63,11 +63,10 @@ class LaneDrafters:
         return tuple(each.port for each in self._by_number.values() if each.there)
 
     def costs(self) -> list[DrafterCost]:
-        """What plans need to know of those that are there; who has an alarm that is heeded gets one sequence at most."""
+        """What plans need to know of those that are there; who is left out for an alarm gets one sequence at most."""
         there = [each for each in self._by_number.values() if each.there]
         return [
-            DrafterCost(each.port.facts.block_size, each.port.facts.cost, shares=self._shares(each))
-            for each in there
+            DrafterCost(each.port.facts.block_size, each.port.facts.cost, shares=self._shares(each)) for each in there
         ]
 
     def joined(self, port: DrafterPort) -> None:

@@ -131,8 +131,8 @@ STREAMS: list[Mutant] = [
         ),
         (
             "nobody says news when orders have left",
-            "        \"\"\"On a thread of a drafter's stream.\"\"\"\n        if self._held_back:\n            self._post()\n",
-            "        pass\n",
+            "    def orders_left(self) -> None:\n",
+            "    def orders_left(self) -> None:\n        return\n",
             (f"{N}they_wait_for_orders_to_leave_and_go_as_soon_as_they_have",),
         ),
     ),
