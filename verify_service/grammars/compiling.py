@@ -13,6 +13,7 @@ in a third of a second and takes 60 MB.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -26,19 +27,21 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dspark.token_bytes import read_token_bytes
 from dspark.types import Constraint, ConstraintKind
 from verify_service.grammars.endless import ends
+from verify_service.grammars.readings import MOST, grammars_of, patterns_of, ways
 from verify_service.grammars.schema import schemas_of, unkept
 
 CPU_S = 0.5  # of one grammar
 ENOUGH_S = 0.1  # of processor time: who had less when its time was over may have been kept from it by others
 LATE = b"late"
 TOO_MUCH = "it takes too long or too much memory to compile"
+AMBIGUOUS = "it repeats repetitions with nothing between them: a text may be read in too many ways"
 MEMORY = 1 << 30  # address space of a child
 MAX_BYTES = 16 << 20  # of a compiled grammar
 _JSON = (ConstraintKind.JSON_SCHEMA, ConstraintKind.CHOICE, ConstraintKind.STRUCTURAL_TAG)
@@ -124,8 +127,11 @@ def _received(answer: socket.socket) -> tuple[float, Constraint]:
 
 def _answered(compiler: Any, constraint: Constraint) -> bytes:
     with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)  # where the compiler says what it leaves out
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         try:
+            if any(ways(written) > MOST for written in _written(constraint)):
+                raise ValueError(AMBIGUOUS)
+            os.dup2(said.fileno(), 2)  # where the compiler says what it leaves out
             size: int = _checked(compiled(compiler, constraint)).memory_size_bytes
         except Exception as error:
             return f"no{_sentence(str(error))}".encode()
@@ -136,6 +142,28 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
     if size > MAX_BYTES:
         return f"nocompiled it takes {size} bytes, at most {MAX_BYTES} are allowed".encode()
     return f"ok{size}".encode()
+
+
+def _written(constraint: Constraint) -> Iterator[str]:
+    """Of what may be read in many ways, what the compiler makes first; it says itself what it cannot read."""
+    import xgrammar
+
+    regexes, grammars = list[str](), list[str]()
+    match constraint.kind:
+        case ConstraintKind.REGEX:
+            regexes = [constraint.text]
+        case ConstraintKind.GRAMMAR:
+            grammars = [constraint.text]
+        case ConstraintKind.JSON_SCHEMA | ConstraintKind.STRUCTURAL_TAG:
+            with contextlib.suppress(ValueError, RecursionError):
+                form = json.loads(constraint.text)
+                regexes = list(patterns_of(form))
+                if constraint.kind is ConstraintKind.STRUCTURAL_TAG:
+                    grammars = list(grammars_of(form))
+    for make, texts in ((xgrammar.Grammar.from_regex, regexes), (xgrammar.Grammar.from_ebnf, grammars)):
+        for text in texts:
+            with contextlib.suppress(Exception):
+                yield make(text).serialize_json()
 
 
 def _checked(made: Any) -> Any:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:  # it needs torch, and a synthetic engine does without
 # Of processor time of its own: on a busy machine nobody is slow for what others do.
 SLOW_S = 0.1  # a call that takes more holds up a pass
 FORGIVEN, FORGOTTEN = 2, 1 / 64  # slow calls of one answer; how much of one every other call makes good
-LONGEST_S = 1.0  # of one call, however many tokens it goes over
+LONGEST_S = 1.0  # to go over committed tokens, however many
+PASS_S = 0.25  # for the masks of one pass, in which others wait
 
 
 class GrammarMatcher:
@@ -42,12 +43,12 @@ class GrammarMatcher:
 
     def masks(self, drafted: Sequence[int]) -> Masks:
         """See `Matcher`."""
-        with self._bounded() as until:
+        with self._bounded(PASS_S) as until:
             return self._masks(drafted, until)
 
     def accept(self, tokens: Sequence[int]) -> None:
         """See `Matcher`. Raises ValueError for a token that may not come."""
-        with self._bounded() as until:
+        with self._bounded(LONGEST_S) as until:
             for token in tokens:
                 if self._over or self._matcher.is_terminated() or time.thread_time() > until:
                     return
@@ -58,15 +59,15 @@ class GrammarMatcher:
                 self._over = True  # the vocabulary could not go on
 
     @contextlib.contextmanager
-    def _bounded(self) -> Iterator[float]:
+    def _bounded(self, longest: float) -> Iterator[float]:
         """Until when a call may take, in seconds of this thread; counts it."""
         began = time.thread_time()
         try:
-            yield began + LONGEST_S
+            yield began + longest
         finally:
             spent = time.thread_time() - began
             self._slow = self._slow + 1 if spent > SLOW_S else max(self._slow - FORGOTTEN, 0.0)
-            self.too_slow |= spent > LONGEST_S or self._slow > FORGIVEN
+            self.too_slow |= spent > longest or self._slow > FORGIVEN
 
     def _masks(self, drafted: Sequence[int], until: float) -> Masks:
         made = np.zeros((len(drafted) + 1, self._words), np.int32)

@@ -13,6 +13,7 @@ from dspark.types import Constraint, ConstraintKind, Refusal, RefusalReason, Sam
 from verify_service.grammars.compiling import compiled
 from verify_service.grammars.grammars import CompiledGrammar
 from verify_service.grammars.matcher import GrammarMatcher
+from verify_service.interface import TooSlow
 from verify_service.judging import masks_of, matcher_of, unready
 from verify_service.sequences import CachedSequence, VerifyItem
 
@@ -76,11 +77,11 @@ def computes() -> None:
         pass
 
 
-def hindered(name: str, takes: Callable[[], None], calls: int) -> GrammarMatcher:
+def hindered(name: str, takes: Callable[[], None], calls: int, drafted: int = 1) -> GrammarMatcher:
     matcher = grammar(PLAIN).matcher()
     matcher._matcher = Hindered(matcher._matcher, name, takes)
     for _ in range(calls):
-        matcher.masks([0])
+        matcher.masks([0] * drafted)
     return matcher
 
 
@@ -89,3 +90,8 @@ def test_what_others_compute_is_nobody_s_fault(name: str) -> None:
     assert not hindered(name, lambda: time.sleep(0.12), 3).too_slow
     assert not hindered(name, computes, 1).too_slow, "once is forgiven"
     assert hindered(name, computes, 3).too_slow
+
+
+def test_masks_of_one_pass_end_soon() -> None:
+    with pytest.raises(TooSlow):
+        hindered("accept_token", computes, 1, drafted=BLOCK)

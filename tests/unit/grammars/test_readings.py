@@ -1,0 +1,93 @@
+"""Forms that read one text in too many ways are refused wherever that begins; those that people write are not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.forms_cases import expressions, schemas
+from dspark.types import Constraint, ConstraintKind
+from verify_service.grammars.compiling import _written
+from verify_service.grammars.grammars import GrammarRefused, Grammars
+from verify_service.grammars.readings import MOST, ways
+
+TARGET = Path(__file__).parents[2] / "data" / "pair" / "target"
+KIND = ConstraintKind
+EXPLODES = "(([a-z]{1,50}){1,50}){1,50}"
+
+
+def most(kind: ConstraintKind, text: str) -> int:
+    return max(map(ways, _written(Constraint(kind, text))), default=1)
+
+
+HOSTILE = [
+    EXPLODES,
+    f"[a-z]{{400}}{EXPLODES}",
+    f"(never|[a-z]{{9}} {EXPLODES}z)?",
+    "((([a-z]{1,50}[a-z]){1,50})x?){1,50}",
+    "((a|aa){1,50}){1,50}",
+    "((q{1,50}|[a-p]{40}z){1,50}){1,50}",
+    "((([a-z]+){1,50})+)+",
+    "(((x*)*)*y?)*" * 4 + "((x{0,60}){0,60}x*){2}",
+    "(([^a]{1,40} ?){1,40}[b-d]?){1,40}",
+    "((é{1,50}|[ä-ü]{2}){1,50}){1,50}",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_repetitions_of_repetitions_multiply_wherever_they_stand(text: str) -> None:
+    assert most(KIND.REGEX, text) > MOST
+    assert most(KIND.JSON_SCHEMA, json.dumps({"items": {"type": "string", "pattern": text}})) > MOST
+    assert most(KIND.JSON_SCHEMA, json.dumps({"type": "object", "patternProperties": {text: {}}})) > MOST
+    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [{"type": "regex", "pattern": text}]}}
+    assert most(KIND.STRUCTURAL_TAG, json.dumps(tag)) > MOST
+
+
+SPLIT = 'root ::= "a"{400} r{1,50}\nr ::= s{1,50} | "z"\ns ::= [a-z]{1,50}'
+
+
+def test_rules_multiply_as_well() -> None:
+    assert most(KIND.GRAMMAR, SPLIT) > MOST
+    tag = {"type": "structural_tag", "format": {"type": "grammar", "grammar": SPLIT}}
+    assert most(KIND.STRUCTURAL_TAG, json.dumps(tag)) > MOST
+
+
+HONEST = [
+    "(([a-z]+,){1,50};){1,50}",
+    "(([0-9]{1,3}\\.){3}[0-9]{1,3}(, )?){1,200}",
+    "((\"[^\"]{1,200}\",){1,99}\\n){1,99}",
+    "(([a-z]{1,30}, ){0,30}[a-z]{1,30}\\n){1,30}",
+    "(([A-Z][a-z]{1,20} ){1,20}[0-9]{1,9};){1,100}",
+    "(\\w+\\s*){1,200}",
+    "([a-z]+ ?){1,20}",
+    "((mon|monday|tue|tuesday), ){1,70}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HONEST)
+def test_what_says_where_it_goes_round_again_is_one_way(text: str) -> None:
+    assert most(KIND.REGEX, text) <= MOST
+
+
+def test_grammars_that_people_write_are_read_in_few_ways() -> None:
+    assert most(KIND.GRAMMAR, 'root ::= e\ne ::= t (("+" | "-") t)*\nt ::= [0-9]+ | "(" e ")"') == 1
+    lists = '"[" (one (", " one){0,99})? "]"'
+    one = f'"{{\\"a\\": " [0-9]{{1,9}} "}}" | "{{\\"b\\": " {lists} "}}"'
+    assert most(KIND.GRAMMAR, f"root ::= {lists}\none ::= {one}") == 1
+    assert most(KIND.GRAMMAR, "\n".join(f'r{n} ::= "a" r{n + 1} "b"?' for n in range(2000)) + '\nr2000 ::= "c"') == 1
+
+
+def test_cases_of_the_benchmark_are_read_in_one_way() -> None:
+    assert {most(KIND.REGEX, text) for _, text in expressions()} == {1}
+    assert {most(KIND.JSON_SCHEMA, json.dumps(schema)) for _, schema in schemas()} == {1}
+
+
+def test_what_explodes_behind_a_long_beginning_is_refused_by_name() -> None:
+    grammars = Grammars(TARGET, 512, [0])
+    for kind, text in ((KIND.REGEX, HOSTILE[1]), (KIND.GRAMMAR, SPLIT)):
+        with pytest.raises(GrammarRefused, match="too many ways"):
+            grammars.compile(Constraint(kind, text), "").result(60)
+    notes = {"type": "string", "examples": [{"pattern": "(?="}]}  # no pattern of the schema's own
+    grammars.compile(Constraint(KIND.JSON_SCHEMA, json.dumps(notes)), "").result(60)

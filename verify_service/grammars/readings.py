@@ -1,0 +1,231 @@
+"""Grammars that read one text in too many ways: repetitions of repetitions with nothing between them. Pure.
+
+The matcher keeps every way on in which a text so far can be read, by how often each repetition went round. Where the
+next byte says whether one goes round again that is one way; where it does not, counts of nested repetitions multiply,
+and one token may take seconds. What is estimated here is that product, from the grammar alone, wherever in an answer
+the repetitions stand.
+
+Read from what xgrammar writes of a grammar before it is compiled. Sets of bytes are numbers of 256 bits; bytes of
+characters beyond ASCII are one set.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+BYTES, CLASS, STAR, EMPTY, RULE, SEQUENCE, CHOICES, REPEAT = 0, 1, 2, 3, 4, 5, 6, 8  # kinds of expressions
+MOST = 256
+DEEPEST = 20_000  # rules inside rules, three calls each
+COUNTED, ENDLESS = 64, 4  # a repetition counts no more than so often, and so often where it has no bound
+_ALL = (1 << 256) - 1
+_BEYOND = _ALL ^ ((1 << 128) - 1)
+
+
+class _Bytes(NamedTuple):
+    """Of an expression."""
+
+    empty: bool = False  # whether it may be left out
+    first: int = 0  # bytes it begins with
+    on: int = 0  # bytes with which it may go on where it might have ended
+    inner: int = 0  # all of its bytes
+
+
+class _Grammar:
+    def __init__(self, written: str) -> None:
+        told = json.loads(written)
+        self._data, self._begins = told["grammar_expr_data"], told["grammar_expr_indptr"]
+        self._bodies = [rule[1] for rule in told["rules"]]
+        self._root: int = told["root_rule_id"]
+        self._rules = [_Bytes()] * len(self._bodies)
+        self._leaves: dict[int, _Bytes] = {}  # by expression
+        self._ways: dict[int, int] = {}  # by rule; 0 while that is being found out
+        order, changed = list(range(len(self._bodies))), True
+        while changed:
+            changed = False
+            order.reverse()  # those that a rule uses mostly stand on one side of it
+            for rule in order:
+                found = self._bytes(self._bodies[rule])
+                changed |= found != self._rules[rule]
+                self._rules[rule] = found
+
+    def ways(self) -> int:
+        return self._of_rule(self._root)
+
+    def _parts(self, expression: int) -> tuple[int, Sequence[int]]:
+        at = self._begins[expression]
+        return self._data[at], self._data[at + 2 : at + 2 + self._data[at + 1]]
+
+    def _bytes(self, expression: int) -> _Bytes:
+        if expression in self._leaves:
+            return self._leaves[expression]
+        kind, parts = self._parts(expression)
+        if kind in (BYTES, CLASS, STAR, EMPTY):
+            return self._leaves.setdefault(expression, _leaf(kind, parts))
+        if kind == RULE:
+            return self._rules[parts[0]]
+        if kind == SEQUENCE:
+            return self._sequence([self._bytes(part) for part in parts])
+        if kind == CHOICES:
+            return self._choices(parts)
+        if kind == REPEAT:
+            rule, least, most = parts[:3]
+            body = self._rules[rule]
+            again = 0 if most == 1 or least == most else body.first
+            on = body.inner if most != 1 and _doubtful(body, body.first) else body.on | again
+            return _Bytes(body.empty or not least, body.first, on, body.inner)
+        return _Bytes(True, _ALL, _ALL, _ALL)  # what is free, or counted in tokens
+
+    def _sequence(self, parts: Sequence[_Bytes]) -> _Bytes:
+        made = _Bytes(True)
+        for part in reversed(parts):
+            doubtful = _doubtful(part, made.first)
+            first = part.first | (made.first if part.empty else 0)
+            inner = part.inner | made.inner
+            on = made.on | (part.on | made.first if made.empty else 0)
+            made = _Bytes(part.empty and made.empty, first, inner if doubtful else on, inner)
+        return made
+
+    def _choices(self, parts: Sequence[int]) -> _Bytes:
+        choices = [self._bytes(part) for part in parts]
+        seen = alike = 0
+        for each in choices:
+            alike |= seen & each.first
+            seen |= each.first
+        empty, on = any(each.empty for each in choices), _union(each.on for each in choices)
+        if empty:
+            on |= seen
+        alikes = [place for place, each in enumerate(choices) if each.first & alike]
+        if not _told_apart([self._lead(parts[place]) for place in alikes]):
+            on |= _union(choices[place].inner for place in alikes)
+        return _Bytes(empty, seen, on, _union(each.inner for each in choices))
+
+    def _lead(self, expression: int, deep: int = 4) -> tuple[int, ...]:
+        """The bytes that it begins with in any case, or some of them."""
+        kind, parts = self._parts(expression)
+        if kind == BYTES:
+            return tuple(parts)
+        if kind == RULE and deep:
+            return self._lead(self._bodies[parts[0]], deep - 1)
+        if kind == CHOICES and len(parts) == 1:
+            return self._lead(parts[0], deep)
+        if kind != SEQUENCE:
+            return ()
+        made = list[int]()
+        for part in parts:
+            if self._parts(part)[0] != BYTES:
+                return tuple(made) or self._lead(part, deep)
+            made += self._parts(part)[1]
+        return tuple(made)
+
+    def _of_rule(self, rule: int) -> int:
+        if rule not in self._ways:
+            self._ways[rule] = 0
+            self._ways[rule] = self._of(self._bodies[rule])
+        return self._ways[rule]
+
+    def _of(self, expression: int) -> int:
+        """In how many ways at a time it may be read; 0 for a rule inside itself."""
+        kind, parts = self._parts(expression)
+        if kind == RULE:
+            return self._of_rule(parts[0])
+        if kind == REPEAT:
+            rule, _, most = parts[:3]
+            body, once = self._rules[rule], max(self._of_rule(rule), 1)
+            if most == 1 or not _doubtful(body, body.first):
+                return once
+            return once * (ENDLESS if most < 0 else min(most, COUNTED))
+        if kind not in (SEQUENCE, CHOICES):
+            return 1
+        each = [self._of(part) for part in parts]
+        if kind == SEQUENCE:
+            each = list(self._together(parts, each))
+        return max([1, *each])
+
+    def _together(self, parts: Sequence[int], each: Sequence[int]) -> Iterator[int]:
+        """Of each run of parts of which nobody can tell where one ends and the next begins."""
+        run, rest = list[int](), _Bytes(True)
+        for part, many in zip(reversed(parts), reversed(each), strict=True):
+            known = self._bytes(part)
+            if not _doubtful(known, rest.first):
+                run = []
+            run.append(many)
+            yield sum(run) if all(run) or len(run) == 1 else max(sum(run), 1) * ENDLESS
+            rest = self._sequence([known, rest])
+
+
+def _doubtful(part: _Bytes, behind: int) -> bool:
+    """Whether a byte may go on with this part, and with what comes behind it as well."""
+    return bool((part.on | (part.first if part.empty else 0)) & behind)
+
+
+def _told_apart(words: Sequence[tuple[int, ...]]) -> bool:
+    """Whether none of them begins another."""
+    words = sorted(words)
+    return all(after[: len(word)] != word for word, after in pairwise(words))
+
+
+def _leaf(kind: int, parts: Sequence[int]) -> _Bytes:
+    if kind == BYTES:
+        return _Bytes(not parts, 1 << parts[0] % 256 if parts else 0, 0, _union(1 << byte % 256 for byte in parts))
+    said = _class(parts) if kind != EMPTY else 0
+    return _Bytes(kind != CLASS, said, said if kind == STAR else 0, said)
+
+
+def _union(sets: Iterable[int]) -> int:
+    made = 0
+    for each in sets:
+        made |= each
+    return made
+
+
+def _class(parts: Sequence[int]) -> int:
+    """parts: whether all but these, and ranges of characters."""
+    said = 0
+    for low, high in zip(parts[1::2], parts[2::2], strict=True):
+        if low < 128:
+            said |= (1 << min(high, 127) + 1) - (1 << low)
+        if high >= 128:
+            said |= _BEYOND
+    return (_ALL ^ said) | _BEYOND if parts[0] else said
+
+
+def ways(written: str) -> int:
+    """In how many ways at a time a text may be read, about. written: a grammar, as xgrammar serialises it."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(DEEPEST)
+    try:
+        return _Grammar(written).ways()
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def patterns_of(form: Any) -> Iterator[str]:
+    """The regular expressions of a schema or a structural tag."""
+    waiting = [form]
+    while waiting:
+        match waiting.pop():
+            case dict() as part:
+                if isinstance(part.get("pattern"), str):
+                    yield part["pattern"]
+                if isinstance(part.get("patternProperties"), dict):
+                    yield from part["patternProperties"]
+                waiting += part.values()
+            case list() as parts:
+                waiting += parts
+
+
+def grammars_of(form: Any) -> Iterator[str]:
+    """The grammars of a structural tag."""
+    waiting = [form]
+    while waiting:
+        match waiting.pop():
+            case {"type": "grammar", "grammar": str() as text}:
+                yield text
+            case dict() as part:
+                waiting += part.values()
+            case list() as parts:
+                waiting += parts
