@@ -144,6 +144,11 @@ def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps |
         if problem is None:
             log.warning("verify.attention_path", path=stateful.path, make=stateful.make, reason=reason)
             return stateful
+    if self_test.looks_ahead(target, cases):
+        raise CheckpointError(
+            f"{config.target}: not eligible as a target: what it makes of a token depends on the tokens behind it, its "
+            "attention is not causal"
+        )
     raise CheckpointError(f"{config.target}: not eligible as a target: paged: {reason}; stateful: {problem}")
 
 

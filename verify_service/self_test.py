@@ -56,6 +56,18 @@ def expected(target: LoadedTarget) -> list[Case]:
     return cases
 
 
+@torch.inference_mode()
+def looks_ahead(target: LoadedTarget, cases: list[Case]) -> bool:
+    """Whether the library's own logits of a token depend on tokens behind it, so that nothing can go on from them."""
+    if rotation.find(target.model) is not None:
+        return False  # they depend on the length
+    use_own_attention(target.model)
+    ids, logits, _ = cases[0]
+    half = len(ids) // 2
+    apart = float((_logits(target.model, torch.tensor(ids[:half])) - logits[:half]).abs().max())
+    return apart > _bound(cases, float(logits.abs().max()))
+
+
 def least_slots(cases: list[Case], page_size: int) -> int:
     """Of a pool that holds the cases side by side, in pages."""
     return len(cases) * -(-max(len(case.token_ids) for case in cases) // page_size) * page_size
@@ -74,10 +86,14 @@ def disagreement(runner: Runner, cases: list[Case]) -> str | None:
         for key in range(len(cases) + 2):
             runner.release(key)
         runner.reset()
-    bound = _TOLERANCE.get(cases[0].logits.dtype, 1e-3) * max(scale, 1.0)
+    bound = _bound(cases, scale)
     if not worst <= bound:
         return f"logits differ by {worst:.3g}, more than {bound:.3g}"
     return None
+
+
+def _bound(cases: list[Case], scale: float) -> float:
+    return _TOLERANCE.get(cases[0].logits.dtype, 1e-3) * max(scale, 1.0)
 
 
 def _around(turned: LengthRotation | None) -> contextlib.AbstractContextManager[None]:

@@ -10,8 +10,11 @@ import pytest
 import torch
 import transformers
 
+from dspark.errors import CheckpointError
 from dspark.model.checkpoint import LoadedTarget
 from verify_service import self_test
+from verify_service.config import VerifyConfig
+from verify_service.loading import choose_runner
 from verify_service.model_runner import ModelRunner
 from verify_service.stateful import StatefulRunner
 
@@ -91,3 +94,11 @@ def test_a_target_that_keeps_its_state_elsewhere_is_not_eligible() -> None:
     assert "where nothing can take tokens back" in (
         self_test.disagreement(StatefulRunner(target.model, None), cases) or ""
     )
+
+
+def test_a_target_whose_attention_is_not_causal_is_refused_for_that() -> None:
+    target = loud(transformers.Gemma3TextConfig(**SHAPE, head_dim=16, use_bidirectional_attention=True))
+    with pytest.raises(CheckpointError, match="depends on the tokens behind it, its attention is not causal"):
+        choose_runner(VerifyConfig(target="nowhere", kv_tokens=2048), target, None)
+    causal = loud(transformers.Gemma3TextConfig(**SHAPE, head_dim=16))
+    assert not self_test.looks_ahead(causal, self_test.expected(causal))
