@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
+import structlog
+import torch
+
 from verify_service.kept_state import copied, size
 from verify_service.stateful import StatefulRunner
+
+log = structlog.get_logger("dspark.verify")
 
 
 class _KeptCache(NamedTuple):
@@ -31,14 +36,20 @@ class StateCache:
         return name in self._kept
 
     def keep(self, sequence: int, name: bytes) -> None:
-        """Its state as it stands, unless that alone is too large."""
+        """Its state as it stands, unless that alone is too large. Where the device is full all are forgotten."""
         if name in self._kept:
             self._kept.move_to_end(name)
             return
         found = self._runner.standing(sequence)
         if found is None or (taken := size(found.cache)) > self._most:
             return
-        self._kept[name] = _KeptCache(copied(found.cache, apart=True), found.length, taken)
+        try:
+            made = copied(found.cache, apart=True)
+        except torch.OutOfMemoryError:  # whoever runs needs it more
+            log.warning("verify.state_cache", dropped=len(self._kept), bytes=self.bytes, reason="the device is full")
+            self.clear()
+            return
+        self._kept[name] = _KeptCache(made, found.length, taken)
         self.bytes += taken
         while self.bytes > self._most:
             _, oldest = self._kept.popitem(last=False)

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from dspark.types import Cursor, Refusal, SamplingParams
+from dspark.types import NO_Q, Cursor, Refusal, SamplingParams, Verdict
 from tests.architectures import deepseek_v4
 from tests.architectures.families import FAMILIES, model_of
 from tests.architectures.serving import prompt
+from verify_service import state_cache
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
+from verify_service.interface import PromptPrefill
 from verify_service.kept_state import copied, size
+from verify_service.sequences import VerifyItem
 
 GREEDY = SamplingParams(temperature=0.0)
 KINDS = ("deepseek_v4", "qwen3_5", "mamba2", "lfm2")
@@ -83,6 +86,29 @@ def test_states_stay_within_their_bytes_and_the_oldest_goes_first(tmp_path: Path
     assert states.bytes == 0 or prefilled(served, 21, prompt(20, 9)) == 0
     served.forget_all()
     assert (states.bytes, served.held.sequences) == (0, 0)
+
+
+def test_a_full_device_costs_what_was_kept_and_nobody_s_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_of(FAMILIES["mamba2"]).save_pretrained(tmp_path)
+    served, ids = engine(tmp_path), prompt(60, 1)
+    prefilled(served, 0, prompt(60, 2))
+    prefilled(served, 1, prompt(20, 3))
+    anchor = served.first_token(1)
+    assert isinstance(anchor, int)
+
+    def full(cache: Any, *, apart: bool = False) -> Any:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(state_cache, "copied", full)
+        assert served.open(Cursor(2, 1, 0, 60), GREEDY, 80, False, token_ids=ids) is None
+        served.line_up(PromptPrefill(2, 1, ids))
+        (verdict,) = served.verify([VerifyItem(Cursor(1, 1, 0, 21), anchor, (), NO_Q)])
+    assert isinstance(verdict, Verdict), "the prompt rode along in its round"
+    rest = served.prefill_next()
+    assert rest is not None
+    assert rest.done
+    assert [prefilled(served, key, prompt(60, 2)) for key in (3, 4)] == [0, 48]
 
 
 @pytest.mark.parametrize("kind", ["mamba2", "jamba"])
