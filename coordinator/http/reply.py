@@ -202,13 +202,15 @@ async def streamed_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> Asy
             for answer in asking.streams[prompt].output.answers:
                 shown, key = by_index.get(answer.index), (prompt, answer.index)
                 ended = answer.end is not None and key not in told
-                if not ended and (shown is None or not (shown.text or shown.logprobs or frame.token_ids)):
+                if not ended and shown is None:
                     continue
-                choice = shape.part(prompt, shown or OutputChunk(answer.index, answer.answered), ended)
-                if not (ended or frame.token_ids or choice["logprobs"] or choice.get("delta", True)):
-                    continue  # a reader holds it back
+                shown = shown or OutputChunk(answer.index, answer.answered)
+                choice = shape.part(prompt, shown, ended)  # which counts tokens that show nothing yet, too
+                said = shown.text and choice.get("delta", True)  # a reader may hold it back
+                if not (ended or frame.token_ids or shown.logprobs or said):
+                    continue
                 if frame.token_ids:
-                    choice["token_ids"] = shown.tokens if shown else []
+                    choice["token_ids"] = shown.tokens
                 if ended:
                     told.add(key)
                     choice |= _finish(answer, shape)
