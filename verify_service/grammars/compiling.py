@@ -151,7 +151,7 @@ def _written(constraint: Constraint) -> Iterator[str]:
     regexes, grammars = list[str](), list[str]()
     match constraint.kind:
         case ConstraintKind.REGEX:
-            regexes = [constraint.text]
+            regexes = [_within_lines(constraint.text)]
         case ConstraintKind.GRAMMAR:
             grammars = [constraint.text]
         case ConstraintKind.JSON_SCHEMA | ConstraintKind.STRUCTURAL_TAG:
