@@ -128,6 +128,7 @@ class RoundPasses:
                 drawn.append(Drawn(()))
             else:
                 verdicts[item.cursor.sequence] = outcome
+                self._drafters.blocks.pop(item.cursor.sequence, None)  # it holds all that came for its order
                 tokens = (*item.draft_ids[: outcome.accepted], outcome.next_token)
                 drawn.append(Drawn(tokens) if outcome.form is None else Drawn(tokens, *outcome.form))
         self._ran[running.number] = Ran(running, judged, verdicts, time.monotonic())

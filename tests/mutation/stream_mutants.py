@@ -24,6 +24,7 @@ TURNS = (f"{D}rows_that_never_come_and_orders_out_of_turn_end_the_stream",)
 MEANT = (f"{D}who_is_not_meant_or_understands_other_rows_ends_the_stream",)
 ONE_MESSAGE = (f"{D}rows_and_order_are_one_message_and_the_block_follows",)
 HELD = (f"{D}a_silent_verifier_loses_its_contexts_and_one_with_little_to_say_does_not",)
+W = "tests/unit/wire/test_drafted_blocks.py::test_"
 PIECES = (
     "tests/unit/verify_service/test_row_feeds.py::test_rows_go_in_pieces_without_a_gap_and_their_drafter_is_ready_once_all_have_come",
 )
@@ -113,6 +114,51 @@ STREAMS: list[Mutant] = [
             '            self._news.add(DrafterEvent(drafter, "full"))',
             "            pass",
             (f"{F}a_drafter_without_room_says_so_and_others_are_drafted_for",),
+        ),
+    ),
+    *in_file(
+        "verify_service/round_passes.py",
+        (
+            "blocks that were judged are kept",
+            "                self._drafters.blocks.pop(item.cursor.sequence, None)",
+            "                pass",
+            (f"{F}nothing_is_kept_of_a_block_that_was_judged",),
+        ),
+    ),
+    *in_file(
+        "verify_service/drafts.py",
+        (
+            "rows beside a spoilt one are looked at by its bytes",
+            "    if sum([blocks.lengths[row] for row in rows]) < len(ids):",
+            "    if False:",
+            ("tests/unit/verify_service/test_drafts.py::test_a_row_that_is_spoilt_already_hides_no_other",),
+        ),
+    ),
+    *in_file(
+        "dspark/wire/blocks.py",
+        (
+            "q of slots that are not verified comes along",
+            "last = first + slots * entries * _WORD",
+            "last = first + self.lengths[row] * entries * _WORD",
+            (f"{W}q_comes_back_as_the_very_bytes_and_is_cut_by_slots",),
+        ),
+        (
+            "a row's slots begin behind those of the next one",
+            "*starts, total = bounds(lengths)",
+            "total, *starts = bounds(lengths)[::-1]",
+            (f"{W}blocks_there_and_back",),
+        ),
+        (
+            "a value that is none spoils nothing",
+            "        blocks.spoil(np.unique(",
+            "        list(np.unique(",
+            (f"{W}a_value_that_is_none_spoils_its_own_block",),
+        ),
+        (
+            "bytes of q may be missing",
+            "        if len(column) != size:",
+            "        if len(column) > size:",
+            (f"{W}columns_that_do_not_fit_are_refused_by_field",),
         ),
     ),
     *in_file(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -258,6 +259,18 @@ async def test_a_stream_that_cannot_be_begun_is_a_lost_drafter_and_begun_later(
         await asyncio.sleep(drafters.PAUSE_S)
         second = conductor.ask([5, 6], SAMPLED, LONG, drafter=1)
         await so_far(v, conductor, [second], lambda: verified(second))
+
+
+async def test_nothing_is_kept_of_a_block_that_was_judged(pair: str) -> None:
+    """It would hold all that came for its order, for as long as its sequence goes on without drafts."""
+    async with verifier(pair) as v, drafter(pair) as d, conducting(v, PLAN) as conductor:
+        conductor.know(1, d)
+        answers = [conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1) for place in range(3)]
+        await until(lambda: all(map(verified, answers)))
+        conductor.set(planned(PlanKind.OFF, 0, window=2))
+        await until(lambda: all(each.rounds[-1].why_empty == "off" for each in answers))
+        assert [each for each in gc.get_objects() if isinstance(each, drafters.HeldBlock)] == []
+        await so_far(v, conductor, answers, lambda: True)
 
 
 # The verifier.
