@@ -269,7 +269,7 @@ async def test_nothing_is_kept_of_a_block_that_was_judged(pair: str) -> None:
         await until(lambda: all(map(verified, answers)))
         conductor.set(planned(PlanKind.OFF, 0, window=2))
         await until(lambda: all(each.rounds[-1].why_empty == "off" for each in answers))
-        mine = [each for each in gc.get_objects() if isinstance(each, drafters.Drafters) and each._engine is v.engine]
+        mine = [each for each in gc.get_objects() if type(each) is drafters.Drafters and each._engine is v.engine]
         assert [each.blocks for each in mine] == [{}]
         await so_far(v, conductor, answers, lambda: True)
 
