@@ -67,7 +67,7 @@ BUILDS = (
     ),
     Build(
         "a page kept whose last slot is empty", "20", "prefixes", "verify_service/kv_cache_manager.py",
-        "state.token_ids[: state.cached], state.salt", "state.token_ids[: state.cached + 1], state.salt",
+        "enter(state.token_ids[: state.cached], state.salt", "enter(state.token_ids[: state.cached + 1], state.salt",
     ),
     Build(
         "a journal that loses a commit", "21", "journal", "coordinator/cells/journal.py",

@@ -88,8 +88,8 @@ async def test_the_coordinator_goes_and_comes_back(law: str, tmp_path: Path) -> 
         await site.comes()
 
     try:
-        calm, hurt = await moved(site.coordinator.endpoint, restart, **LAWS[law])
+        calm, hurt = await moved(site.serving.endpoint, restart, **LAWS[law])
         assert hurt == calm
-        assert site.coordinator.metrics.value("prefills_total", reason="resumed") >= 1
+        assert site.serving.metrics.value("prefills_total", reason="resumed") >= 1
     finally:
         await site.close()
