@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.equal_blocks import committed, laws_behind
+from benchmarks.equal_blocks import committed, probs_behind
 from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
 from benchmarks.row import Row, note, only_rows
 from draft_service.config import DraftConfig
@@ -78,7 +78,7 @@ class AnswerStream:
 
     domain: str
     cursor: Cursor
-    law: SamplingParams
+    params: SamplingParams
     tokens: list[int]  # the prompt and what was committed
     prompt_len: int
     rounds: int = 0
@@ -199,11 +199,11 @@ class Bench:
         return cursor._replace(sequence=cursor.sequence * len(FORMS) + FORMS.index(form))
 
     def _begin(self, number: int, domain: str, prompt: list[int], temperature: float) -> AnswerStream:
-        law = SamplingParams(temperature, seed=number, rule=Rule.BLOCK, prompt_len=len(prompt))
+        params = SamplingParams(temperature, seed=number, rule=Rule.BLOCK, prompt_len=len(prompt))
         cursor = Cursor(number, 1, 0, len(prompt))
         longest = len(prompt) + self.tokens + self._drafter.drafter.config.block_size + 2
         opened = [self._drafter.open(self._held(cursor, form), longest) for form in FORMS]
-        for refusal in (self._verifier.open(cursor, law, longest, True, token_ids=prompt), *opened):
+        for refusal in (self._verifier.open(cursor, params, longest, True, token_ids=prompt), *opened):
             if refusal is not None:
                 raise SystemExit(f"a sequence was refused: {refusal.message}")
         self._verifier.prefill_chunk(number, prompt)
@@ -211,7 +211,7 @@ class Bench:
         assert isinstance(anchor, int), anchor
         cursor = cursor._replace(round=1, committed_len=len(prompt) + 1)
         self._push(cursor, 0)
-        return AnswerStream(domain, cursor, law, [*prompt, anchor], len(prompt))
+        return AnswerStream(domain, cursor, params, [*prompt, anchor], len(prompt))
 
     def _round(self, running: Sequence[AnswerStream], wanted: Sequence[Setting]) -> None:
         deployed = Setting("", "")
@@ -239,7 +239,7 @@ class Bench:
                 self._held(s.cursor, setting.rows),
                 s.tokens[-1],
                 max(s.cursor.anchor_position - setting.missing, 1),
-                replace(s.law, rule=setting.rule),
+                replace(s.params, rule=setting.rule),
             )
             for s in running
         ]
@@ -251,10 +251,10 @@ class Bench:
     def _weigh(self, stream: AnswerStream, blocks: dict[tuple[Rule, int, str, int], Block]) -> None:
         """Adds what each block is worth; the target looks at blocks of equal ids once."""
         different = list(dict.fromkeys(tuple(block.token_ids) for block in blocks.values()))
-        laws = dict(zip(different, laws_behind(self._target, stream.tokens, different, stream.law), strict=True))
+        probs = dict(zip(different, probs_behind(self._target, stream.tokens, different, stream.params), strict=True))
         for alike, block in blocks.items():
-            law = replace(stream.law, rule=alike[0])
-            worth = committed(block, laws[tuple(block.token_ids)], law, stream.cursor.anchor_position)
+            params = replace(stream.params, rule=alike[0])
+            worth = committed(block, probs[tuple(block.token_ids)], params, stream.cursor.anchor_position)
             stream.worth[alike] = stream.worth.get(alike, 0.0) + worth
 
     def _push(self, cursor: Cursor, start: int) -> None:

@@ -104,7 +104,7 @@ def _submit(number: int, policy: str) -> frontend_pb2.Submit:
 
 
 def _rounds(admission: Scheduler, request_id: str) -> int:
-    track = admission.find(request_id)
-    if track is None:
+    state = admission.find(request_id)
+    if state is None:
         raise RuntimeError(f"{request_id} is not running any more")
-    return track.stats.rounds
+    return state.stats.rounds

@@ -68,7 +68,7 @@ class RunningAnswer:
     """One answer under way."""
 
     cursor: Cursor
-    law: SamplingParams
+    params: SamplingParams
     tokens: list[int]
 
 
@@ -109,11 +109,11 @@ class Side:
     def begin(self, prompts: Sequence[list[int]]) -> None:
         """Prompts take their pass; the first round is next."""
         for number, prompt in enumerate(prompts):
-            law = SamplingParams(0.0, seed=number, prompt_len=len(prompt))
+            params = SamplingParams(0.0, seed=number, prompt_len=len(prompt))
             cursor = Cursor(number, 1, 0, len(prompt))
             longest = len(prompt) + TOKENS + 16
             for refusal in (
-                self._verifier.open(cursor, law, longest, True, token_ids=prompt),
+                self._verifier.open(cursor, params, longest, True, token_ids=prompt),
                 self._drafter.open(cursor, longest),
             ):
                 assert refusal is None, refusal
@@ -122,7 +122,7 @@ class Side:
             assert isinstance(anchor, int), anchor
             cursor = cursor._replace(round=1, committed_len=len(prompt) + 1)
             self._push([(cursor, 0)])
-            self._running.append(RunningAnswer(cursor, law, [*prompt, anchor]))
+            self._running.append(RunningAnswer(cursor, params, [*prompt, anchor]))
 
     def round(self) -> tuple[float, int]:
         """(processor seconds, tokens committed) of one round of all."""
@@ -152,7 +152,8 @@ class Side:
 
     def _draft(self) -> list[Block]:
         asked = [
-            DraftItem(one.cursor, one.tokens[-1], one.cursor.anchor_position, one.law, SLOTS) for one in self._running
+            DraftItem(one.cursor, one.tokens[-1], one.cursor.anchor_position, one.params, SLOTS)
+            for one in self._running
         ]
         return list(self._drafter.draft(asked))
 

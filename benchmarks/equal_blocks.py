@@ -15,26 +15,26 @@ from torch import Tensor
 from dspark.decoding.block_rule import chances
 from dspark.decoding.gumbel import times, winners
 from dspark.decoding.ratio import sent
-from dspark.decoding.sampling import LawColumns, distribution
+from dspark.decoding.sampling import SamplingColumns, distribution
 from dspark.decoding.slots import Slots
 from dspark.decoding.token_rule import accept_probability
 from dspark.types import Block, Rule, SamplingParams
 
 
-def committed(block: Block, probs: Tensor, law: SamplingParams, anchor_position: int) -> float:
+def committed(block: Block, probs: Tensor, params: SamplingParams, anchor_position: int) -> float:
     """Mean tokens of a round that verifies the whole block, the target's own included.
 
-    probs [l + 1, V] float64: the target's law at the anchor and behind each of the l drafted tokens.
+    probs [l + 1, V] float64: the target's distribution at the anchor and behind each of the l drafted tokens.
     """
     ids = list(block.token_ids)
     if not ids:
         return 1.0
-    if law.greedy or law.rule is Rule.COUPLED:
-        said = probs.argmax(-1) if law.greedy else _raced(probs, law, anchor_position)
+    if params.greedy or params.rule is Rule.COUPLED:
+        said = probs.argmax(-1) if params.greedy else _raced(probs, params, anchor_position)
         return 1.0 + _agreeing(ids, said.tolist())
     q_ids, q_probs = block.q.arrays()
     slots = Slots.of([ids], [q_ids.ravel()], [q_probs.ravel()], [block.q.entries])
-    if law.rule is Rule.TOKEN:
+    if params.rule is Rule.TOKEN:
         p = probs[torch.arange(len(ids)), torch.tensor(ids)].numpy()
         q = slots.of_drafted()
         kept = accept_probability(p, q)[: sent(slots, q)[0]]
@@ -45,10 +45,10 @@ def committed(block: Block, probs: Tensor, law: SamplingParams, anchor_position:
     return 1.0 + float((1.0 - fails).sum())
 
 
-def laws_behind(
-    model: torch.nn.Module, tokens: Sequence[int], blocks: Sequence[Sequence[int]], law: SamplingParams
+def probs_behind(
+    model: torch.nn.Module, tokens: Sequence[int], blocks: Sequence[Sequence[int]], params: SamplingParams
 ) -> list[Tensor]:
-    """The target's law along each block after `tokens`, [l + 1, V] each, by one pass over all of them.
+    """The target's distribution along each block after `tokens`, [l + 1, V] each, by one pass over all of them.
 
     Blocks stand side by side behind the tokens; a mask keeps them from seeing each other.
     """
@@ -71,7 +71,7 @@ def laws_behind(
             logits_to_keep=1 + total,
             use_cache=False,
         ).logits[0]
-        probs = distribution(logits.float(), LawColumns.of([law] * (1 + total)))
+        probs = distribution(logits.float(), SamplingColumns.of([params] * (1 + total)))
     made, start = [], 1
     for block in blocks:
         made.append(torch.cat((probs[:1], probs[start : start + len(block)])))
@@ -79,11 +79,11 @@ def laws_behind(
     return made
 
 
-def _raced(probs: Tensor, law: SamplingParams, anchor_position: int) -> Tensor:
-    """What coupled noise makes of the target's law at each slot: [l + 1]."""
+def _raced(probs: Tensor, params: SamplingParams, anchor_position: int) -> Tensor:
+    """What coupled noise makes of the target's distribution at each slot: [l + 1]."""
     count = len(probs)
     positions = range(anchor_position + 1, anchor_position + 1 + count)
-    return winners(probs, times([law] * count, list(positions), probs.shape[-1]))[0]
+    return winners(probs, times([params] * count, list(positions), probs.shape[-1]))[0]
 
 
 def _agreeing(drafted: Sequence[int], said: Sequence[int]) -> int:

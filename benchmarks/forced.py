@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dspark.cli.main import main as dspark
 from dspark.decoding.acceptance import DrawsWatch, PackedCase
-from dspark.synthetic.law import KeyPurpose, keyed, mix_one, uniform
+from dspark.synthetic.oracle import KeyPurpose, keyed, mix_one, uniform
 from dspark.types import Refusal
 from verify_service.engine import VerifyEngine
 from verify_service.judging import Decided, judge_each
@@ -62,7 +62,7 @@ class Forced:
         slots = len(case.draft_ids)
         if not slots:
             return 0
-        key = np.array([mix_one(case.law.seed ^ case.cursor.sequence)], np.uint64)
+        key = np.array([mix_one(case.params.seed ^ case.cursor.sequence)], np.uint64)
         at = np.array([case.cursor.committed_len])
         kept = uniform(keyed(key, KeyPurpose.LENGTH, at, np.arange(slots))) < self._chance
         return slots if bool(kept.all()) else int(kept.argmin())

@@ -149,8 +149,8 @@ def _case(number: int, vocabulary: int, draw: np.random.Generator) -> PackedCase
     entries = min(ENTRIES, vocabulary)
     ids = np.stack([draw.permutation(vocabulary)[:entries] for _ in range(SLOTS)]).astype(np.uint32)
     q = SparseQ.of(ids, draw.dirichlet([0.5] * entries, SLOTS).astype(np.float32))
-    law = SamplingParams(rule=Rule.BLOCK, seed=number + 1)
-    return PackedCase(Cursor(number, 1, 1, 9), law, number * (SLOTS + 1), tuple(ids[:, 0].tolist()), q)
+    params = SamplingParams(rule=Rule.BLOCK, seed=number + 1)
+    return PackedCase(Cursor(number, 1, 1, 9), params, number * (SLOTS + 1), tuple(ids[:, 0].tolist()), q)
 
 
 def _line(part: str, sequences: int, tokens: int, seconds: float, floor_s: float) -> dict[str, Any]:

@@ -201,5 +201,5 @@ async def _rounds(workers: SyntheticWorkers, setting: RoundSetting) -> AsyncIter
 
 def _admission(number: int) -> Admission:
     prompt = [2 + (number * 31 + at) % 1000 for at in range(PROMPT)]
-    law = replace(SamplingParams(temperature=1.0, seed=number, rule=Rule.BLOCK), prompt_len=PROMPT)
-    return Admission(Admit(number, 0, PROMPT, ANSWER, frozenset(), 1), prompt, law, PROMPT + ANSWER, True)
+    params = replace(SamplingParams(temperature=1.0, seed=number, rule=Rule.BLOCK), prompt_len=PROMPT)
+    return Admission(Admit(number, 0, PROMPT, ANSWER, frozenset(), 1), prompt, params, PROMPT + ANSWER, True)

@@ -31,7 +31,7 @@ class DraftContext(Context):
     """Rows of one sequence, and what has been made of them."""
 
     made: int = 0  # entries 0 .. made - 1 are there; for drafters that make them in order
-    shaper: Shaper | None = None  # made when a law asks for it; counts rows below the watermark
+    shaper: Shaper | None = None  # made where parameters ask for it; counts rows below the watermark
 
     def start_over(self, epoch: int) -> None:
         Context.start_over(self, epoch)
@@ -148,12 +148,12 @@ class ContextStore(ContextTable[DraftContext]):
         slots = [self.pages.slots(sequence, at, at + 1)[0] for sequence, at in members]
         return self._rows.index_select(0, torch.tensor(slots, dtype=torch.int64, device=self._device))
 
-    def shaper(self, sequence: int, law: SamplingParams, through: int) -> Shaper:
-        """What a law makes of logits after the rows below `through`. A token id that was not told or cannot be one
-        makes a draft less like the target's law, and nothing else."""
+    def shaper(self, sequence: int, params: SamplingParams, through: int) -> Shaper:
+        """What the parameters make of logits after the rows below `through`. A token id that was not told or cannot be
+        one makes a draft less like the target's distribution, and nothing else."""
         context = self[sequence]
-        if context.shaper is None or context.shaper.law != law or context.shaper.length > through:
-            context.shaper = Shaper(law)
+        if context.shaper is None or context.shaper.params != params or context.shaper.length > through:
+            context.shaper = Shaper(params)
         return context.shaper.extend(self._known_ids(context, context.shaper.length, through))
 
     def _known_ids(self, context: Context, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

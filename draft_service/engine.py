@@ -20,7 +20,7 @@ from draft_service.interface import DrafterShape, Rows
 from draft_service.interface import DraftItem as DraftItem
 from draft_service.loading import load_parts
 from draft_service.sample_block import sample_block
-from dspark.decoding.shaping import Shaper, law_problem
+from dspark.decoding.shaping import Shaper, params_problem
 from dspark.model.calibration import Calibration
 from dspark.model.family import Drafter, Proposal
 from dspark.types import NO_Q, Block, Cursor, EmptyReason, Refusal, Rule, SparseQ
@@ -112,7 +112,7 @@ class DraftEngine(DraftEngineCore):
         position = item.cursor.anchor_position
         if self._contexts.in_order and not self._lag <= item.features_through == position:
             return False  # the anchor continues the context, or nothing does
-        return not item.law.shapes or law_problem(item.law, self.drafter.config.vocab_size) is None
+        return not item.params.shapes or params_problem(item.params, self.drafter.config.vocab_size) is None
 
     def _groups(self, items: Sequence[DraftItem], runnable: list[int]) -> list[list[int]]:
         """Batches: of like context lengths where those are padded, so that padding costs at most about as much as the
@@ -173,7 +173,7 @@ class DraftEngine(DraftEngineCore):
                 proposal,
                 self._calibration,
                 anchors,
-                [item.law for item in items],
+                [item.params for item in items],
                 [item.cursor for item in items],
                 slots=max(wanted),
                 vocab_size=self.drafter.config.vocab_size,
@@ -182,14 +182,14 @@ class DraftEngine(DraftEngineCore):
             )
         blocks = []
         for row, (item, own) in enumerate(zip(items, wanted, strict=True)):
-            entries = 1 if item.law.greedy else drawn.q_ids.shape[-1]
+            entries = 1 if item.params.greedy else drawn.q_ids.shape[-1]
             q = SparseQ.of(drawn.q_ids[row, :own, :entries], drawn.q_probs[row, :own, :entries])
             blocks.append(
                 Block(
                     cursor=item.cursor,
                     token_ids=tuple(drawn.token_ids[row, :own].tolist()),
                     confidence=tuple(drawn.confidence[row, :own].tolist()),
-                    q=NO_Q if item.law.rule is Rule.COUPLED else q,
+                    q=NO_Q if item.params.rule is Rule.COUPLED else q,
                     watermark=self.watermark(item.cursor.sequence, item.cursor.epoch),
                 )
             )
@@ -219,11 +219,13 @@ class DraftEngine(DraftEngineCore):
         return proposal, anchors
 
     def _shapers(self, items: list[DraftItem]) -> list[Shaper | None] | None:
-        """What the laws make of logits after the rows that count, the anchor not among them; None when nothing."""
-        if not any(item.law.shapes for item in items):
+        """What the parameters make of logits after the rows that count, the anchor not among them; None when nothing."""
+        if not any(item.params.shapes for item in items):
             return None
         return [
-            self._contexts.shaper(item.cursor.sequence, item.law, item.features_through) if item.law.shapes else None
+            self._contexts.shaper(item.cursor.sequence, item.params, item.features_through)
+            if item.params.shapes
+            else None
             for item in items
         ]
 

@@ -23,7 +23,7 @@ class DraftItem(NamedTuple):
     cursor: Cursor
     anchor: int
     features_through: int
-    law: SamplingParams
+    params: SamplingParams
     max_slots: int = 0  # 0 means a full block
 
 

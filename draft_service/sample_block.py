@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.moving import fetched_together
-from dspark.decoding.sampling import LawColumns, draft_distribution, largest
+from dspark.decoding.sampling import SamplingColumns, draft_distribution, largest
 from dspark.decoding.shaping import Shaper, shaped_last
 from dspark.model.calibration import Bucket, Calibration, RuleName
 from dspark.model.family import Proposal
@@ -42,7 +42,7 @@ def sample_block(
     proposal: Proposal,
     calibration: Calibration,
     anchor_ids: Tensor,  # [n]
-    laws: Sequence[SamplingParams],
+    all_params: Sequence[SamplingParams],
     cursors: Sequence[Cursor],
     *,
     slots: int,
@@ -54,8 +54,8 @@ def sample_block(
     """Draws k tokens for each of n sequences. Without waits, as on a card, only the end of it waits for the device."""
     device = anchor_ids.device
     waits = device.type == "cpu" if waits is None else waits
-    columns = LawColumns.of(laws, device)
-    noise = None if columns.all_greedy else DraftNoise(laws, cursors, slots, vocab_size, device, waits=waits)
+    columns = SamplingColumns.of(all_params, device)
+    noise = None if columns.all_greedy else DraftNoise(all_params, cursors, slots, vocab_size, device, waits=waits)
     previous = [anchor_ids]
     ids: list[Tensor] = []
     probs: list[Tensor] = []
@@ -83,7 +83,7 @@ def sample_block(
         raise FloatingPointError("what was drafted from is not numbers")
     confidence = np.ones(drawn.shape, np.float32)
     if told is not None:
-        confidence = _calibrated(judged.astype(np.float32), calibration, laws)
+        confidence = _calibrated(judged.astype(np.float32), calibration, all_params)
     token_ids = drawn.astype(np.int64)
     if noise is None:
         sent = [drawn[..., None], np.ones((*drawn.shape, 1))]
@@ -92,10 +92,12 @@ def sample_block(
 
 
 def _calibrated(
-    logits: npt.NDArray[np.float32], calibration: Calibration, laws: Sequence[SamplingParams]
+    logits: npt.NDArray[np.float32], calibration: Calibration, all_params: Sequence[SamplingParams]
 ) -> npt.NDArray[np.float32]:
     """[n, k] -> [n, k] in [0, 1]."""
-    fits: list[tuple[Bucket, RuleName]] = [("greedy" if law.greedy else "sampled", NAMES[law.rule]) for law in laws]
+    fits: list[tuple[Bucket, RuleName]] = [
+        ("greedy" if params.greedy else "sampled", NAMES[params.rule]) for params in all_params
+    ]
     if len(set(fits)) == 1:
         return calibration.apply(logits, *fits[0])
     return np.stack([calibration.apply(row, *fit) for row, fit in zip(logits, fits, strict=True)])

@@ -20,7 +20,7 @@ from draft_service.interface import DrafterShape, DraftItem, Rows
 from dspark.errors import PeerError
 from dspark.runtime.cost_store import Curve
 from dspark.synthetic.blocks import BlockMaker
-from dspark.synthetic.law import SyntheticLaw
+from dspark.synthetic.oracle import SyntheticOracle
 from dspark.synthetic.pace import Pace
 from dspark.synthetic.rows import Values, first_token, read_rows
 from dspark.synthetic.spec import SyntheticSpec, load_spec
@@ -49,8 +49,8 @@ class SyntheticDraftEngine(DraftEngineCore):
     def __init__(self, spec: SyntheticSpec, config: DraftConfig) -> None:
         self.spec = spec
         self.q_entries = min(config.q_entries, spec.vocabulary)
-        self._law = SyntheticLaw(spec)
-        self._blocks = BlockMaker(self._law, self.q_entries)
+        self._oracle = SyntheticOracle(spec)
+        self._blocks = BlockMaker(self._oracle, self.q_entries)
         self._pace = Pace(spec.jitter, spec.seed + 1)
         self._contexts = ContextTable(
             _Context,
@@ -108,7 +108,7 @@ class SyntheticDraftEngine(DraftEngineCore):
             contexts = [self._contexts[item.cursor.sequence] for item in asked]
             made = self._blocks.make(
                 cursors=[item.cursor for item in asked],
-                laws=[item.law for item in asked],
+                all_params=[item.params for item in asked],
                 first_tokens=[context.first_token or 0 for context in contexts],
                 slots=[item.max_slots for item in asked],
                 watermarks=[context.watermark for context in contexts],

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 GREEDY_BELOW = 1e-5  # temperatures under this are greedy, as in the reference evaluator
-# What a law may ask for.
+# What sampling parameters may ask for.
 MAX_REPETITION = 100.0  # repetition_penalty is in (0, this]
 MAX_PENALTY = 2.0  # presence and frequency penalties are in [-this, this]
 MAX_BIAS = 100.0  # each of logit_bias is in [-this, this]
@@ -213,7 +213,7 @@ class Verdict(NamedTuple):
     next_token: int
     features_through: int
     judged: int  # drafted tokens verified: fewer than were asked for where the verifier had no pages for them
-    logprobs: tuple[ScoredToken, ...] = ()  # of the tokens kept and added, where the law asks for them
+    logprobs: tuple[ScoredToken, ...] = ()  # of the tokens kept and added, where asked for
     form: InForm | None = None  # where its answer has one
 
 

@@ -30,7 +30,7 @@ class Answer:
 
     number: int
     prompt: Sequence[int]
-    law: SamplingParams
+    params: SamplingParams
     room: int
     stop_ids: frozenset[int]
     drafter: int
@@ -77,7 +77,7 @@ class Conductor:
     def ask(
         self,
         prompt: Sequence[int],
-        law: SamplingParams,
+        params: SamplingParams,
         room: int,
         *,
         stop_ids: Iterable[int] = (),
@@ -85,8 +85,8 @@ class Conductor:
         **options: Any,
     ) -> Answer:
         number = len(self.answers) + 1
-        law = replace(law, prompt_len=len(prompt))
-        answer = Answer(number, prompt, law, room, frozenset(stop_ids), drafter, options)
+        params = replace(params, prompt_len=len(prompt))
+        answer = Answer(number, prompt, params, room, frozenset(stop_ids), drafter, options)
         self.answers[number] = answer
         self.admit(answer)
         return answer
@@ -99,7 +99,7 @@ class Conductor:
         admit = Admit(answer.number, epoch, len(ids), room, answer.stop_ids, answer.drafter)
         longest = len(answer.prompt) + answer.room
         options = {"keep_rows": True, **answer.options}
-        self.port.tell([Admission(admit, ids, answer.law, longest, **options)])
+        self.port.tell([Admission(admit, ids, answer.params, longest, **options)])
 
     async def tokens(self, *answers: Answer) -> list[list[int]]:
         """Once they have ended."""

@@ -25,10 +25,10 @@ def answer_of(prompt: Sequence[int], tokens: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-async def read(track: Any) -> list[int]:
+async def read(state: Any) -> list[int]:
     """The tokens a client got; raises the error that ended the answer."""
     tokens: list[int] = []
-    while (waiting := await track.sink.take()) is not None:
+    while (waiting := await state.sink.take()) is not None:
         for piece, _ in waiting:
             tokens += piece.tokens
     return tokens

@@ -235,7 +235,7 @@ class RoundsCell:
         prompt: Sequence[int] = (5, 6),
         max_tokens: int = 8,
         policy: str = "adaptive",
-        law: SamplingParams | None = None,
+        params: SamplingParams | None = None,
         note_epoch: Callable[[int], object] = lambda epoch: None,
         **more: Any,
     ) -> RequestState:
@@ -243,7 +243,7 @@ class RoundsCell:
         request = Request(
             f"r{number}",
             tuple(prompt),
-            law or SamplingParams(temperature=0.0),
+            params or SamplingParams(temperature=0.0),
             max_tokens,
             parse_policy(policy),
             **more,
@@ -254,16 +254,16 @@ class RoundsCell:
         self, request: Request, number: int = 0, note_epoch: Callable[[int], object] = lambda epoch: None
     ) -> list[RequestState]:
         """All answers of a request."""
-        tracks = []
+        states = []
         sink = OutputQueue(self._sink, request.choices)
         for index in range(request.choices):
             log = CommitLog(request.prompt)
             answer = Answer(log, max_tokens=request.max_tokens, stop_ids=request.stop_ids, index=index)
             life = Life(number or next(self._numbers))
-            tracks.append(RequestState(request, life, answer, RequestStats(self.clock.time()), sink, note_epoch))
+            states.append(RequestState(request, life, answer, RequestStats(self.clock.time()), sink, note_epoch))
         self.admission.check(request)
-        self.admission.submit(*tracks)
-        return tracks
+        self.admission.submit(*states)
+        return states
 
     async def until(self, condition: Callable[[], bool], within_s: float = 60.0, each_s: float = 0.001) -> None:
         """Looks every so often, in simulated time."""
@@ -273,9 +273,9 @@ class RoundsCell:
             await asyncio.sleep(each_s)
         raise AssertionError(f"not so within {within_s:g} simulated seconds")
 
-    async def finish(self, *tracks: RequestState, within_s: float = 60.0) -> None:
+    async def finish(self, *states: RequestState, within_s: float = 60.0) -> None:
         """Until these are over, and the verifiers have heard of it."""
-        await self.until(lambda: all(track.sequence.finished for track in tracks), within_s)
+        await self.until(lambda: all(state.sequence.finished for state in states), within_s)
         await asyncio.sleep(0.05)
 
     def clean(self) -> bool:

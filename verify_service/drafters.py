@@ -119,7 +119,7 @@ class Drafters:
             sequence=sequence,
             epoch=epoch,
             reserve_tokens=admission.longest,
-            sampling=codec.write_sampling(replace(admission.law, constraint=None)),  # forms are kept at the target
+            sampling=codec.write_sampling(replace(admission.params, constraint=None)),  # forms are kept at the target
         )
         stream.send(draft_pb2.RoundsCommand(open=told))
         known.wanted.add((sequence, epoch))
@@ -315,7 +315,7 @@ class Drafters:
     def _bad(self, rows: Sequence[OrderRow], admitted: Sequence[Admission | None], blocks: Blocks) -> set[int]:
         """Rows that cannot have been drafted as they were asked for. No honest one is among them, so that nothing of
         what was drafted decides whether it is used."""
-        coupled = [None if each is None else each.law.rule is Rule.COUPLED for each in admitted]
+        coupled = [None if each is None else each.params.rule is Rule.COUPLED for each in admitted]
         too_long = [row for row, asked in enumerate(rows) if blocks.lengths[row] > asked.slots]
         return {*too_long, *unsound(blocks, coupled, self._engine.target.vocab_size)}
 

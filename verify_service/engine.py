@@ -115,8 +115,8 @@ class VerifyEngine(EngineCore):
 
     # -- life of a sequence -----------------------------------------------------------------
 
-    def _unserved(self, law: SamplingParams, scores: int | None) -> Refusal | None:
-        return rule_problem(law, self.target.vocab_size)
+    def _unserved(self, params: SamplingParams, scores: int | None) -> Refusal | None:
+        return rule_problem(params, self.target.vocab_size)
 
     def _salted(self, salt: str, prompt_len: int) -> str:
         rotation = self._runner.rotation
@@ -154,10 +154,10 @@ class VerifyEngine(EngineCore):
             mask(logits, [(0, matcher.masks(()))])
             logits = logits[0]
         try:
-            anchor = draw_first_token(logits, state.law, cursor, shaper_of(state))
+            anchor = draw_first_token(logits, state.params, cursor, shaper_of(state))
         except FloatingPointError:
             return Refusal(RefusalReason.INTERNAL, "the target's logits are not numbers")
-        state.anchor_logprobs = told(state.law, logits.unsqueeze(0), [anchor])
+        state.anchor_logprobs = told(state.params, logits.unsqueeze(0), [anchor])
         if matcher is not None:
             matcher.accept([anchor])
         state.token_ids.append(anchor)
@@ -170,9 +170,9 @@ class VerifyEngine(EngineCore):
 
     # -- for timing -------------------------------------------------------------------------
 
-    def pretend(self, cursor: Cursor, law: SamplingParams, reserve_tokens: int) -> Refusal | None:
+    def pretend(self, cursor: Cursor, params: SamplingParams, reserve_tokens: int) -> Refusal | None:
         """Opens a sequence as if cursor.committed_len tokens had been run and an anchor drawn. For timing only."""
-        if (problem := self.open(cursor, law, reserve_tokens, keep_features=True)) is not None:
+        if (problem := self.open(cursor, params, reserve_tokens, keep_features=True)) is not None:
             return problem
         state = self._holdings.states[cursor.sequence]
         state.token_ids = [0] * (cursor.committed_len + 1)

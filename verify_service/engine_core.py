@@ -38,8 +38,8 @@ class EngineCore:
     def held(self) -> Held:
         return self._holdings.held
 
-    def _unserved(self, law: SamplingParams, scores: int | None) -> Refusal | None:
-        """Why nobody here can draw by this law, or tell so many of a prompt's likeliest tokens."""
+    def _unserved(self, params: SamplingParams, scores: int | None) -> Refusal | None:
+        """Why nobody here can draw by these parameters, or tell so many of a prompt's likeliest tokens."""
         return None
 
     def _salted(self, salt: str, prompt_len: int) -> str:
@@ -49,7 +49,7 @@ class EngineCore:
     def open(
         self,
         cursor: Cursor,
-        law: SamplingParams,
+        params: SamplingParams,
         reserve_tokens: int,
         keep_features: bool,
         *,
@@ -72,7 +72,7 @@ class EngineCore:
             vocab_size=self.target.vocab_size,
             context_length=self.target.context_length,
         )
-        if (problem := problem or self._unserved(law, scores)) is not None:
+        if (problem := problem or self._unserved(params, scores)) is not None:
             return problem
         if self._batches.busy(cursor.sequence):
             return Refusal(RefusalReason.NO_PAGES, "what was held under this number is in a pass that has not ended")
@@ -80,12 +80,12 @@ class EngineCore:
             self._drop(cursor.sequence)
         admitted = self._holdings.admit(
             cursor,
-            law,
+            params,
             reserve_tokens,
             keep_features=keep_features,
             owner=owner,
             token_ids=token_ids,
-            salt=self._salted(salt, law.prompt_len or cursor.committed_len),
+            salt=self._salted(salt, params.prompt_len or cursor.committed_len),
             scores=None if scores is None else min(scores, self.target.vocab_size),
         )
         return admitted if isinstance(admitted, Refusal) else None
@@ -100,7 +100,7 @@ class EngineCore:
         return 0 if state is None or state.epoch != epoch else state.spared
 
     def anchor_logprobs(self, sequence: int) -> tuple[ScoredToken, ...]:
-        """Of the token that `first_token` drew; empty when its law asks for none."""
+        """Of the token that `first_token` drew; empty when none are asked for."""
         state = self._holdings.states.get(sequence)
         return state.anchor_logprobs if state is not None else ()
 

@@ -24,7 +24,7 @@ from dspark.wire.v1 import types_pb2
 from verify_service.kv_block_pool import Slots
 from verify_service.sequences import CachedSequence
 
-ROW_DTYPE = torch.bfloat16  # precision of features cannot change the law of the output
+ROW_DTYPE = torch.bfloat16  # precision of features cannot change the distribution of the output
 OWED = 256  # rows at most: a few milliseconds of a projection, and megabytes of taps
 
 

@@ -166,7 +166,7 @@ class VerifyEnginePort(Protocol):
     def open(
         self,
         cursor: Cursor,
-        law: SamplingParams,
+        params: SamplingParams,
         reserve_tokens: int,
         keep_features: bool,
         *,
@@ -204,10 +204,10 @@ class VerifyEnginePort(Protocol):
         """
 
     def first_token(self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None) -> int | Refusal:
-        """grammar: of the form that its law asks for."""
+        """grammar: of the form that is asked for."""
 
     def anchor_logprobs(self, sequence: int) -> tuple[ScoredToken, ...]:
-        """Of the token that `first_token` drew; empty when its law asks for none."""
+        """Of the token that `first_token` drew; empty when none are asked for."""
 
     def prompt_logprobs(self, sequence: int) -> ScoredPrompt | None:
         """Of a prompt that has run, once; None when nobody asked for them."""

@@ -1,4 +1,5 @@
-"""The acceptance rule as a verifier uses it: which laws it can judge, and a bad case spoiling nobody else's verdict."""
+"""The acceptance rule as a verifier uses it: which sampling parameters it can judge by, and a bad case spoiling nobody
+else's verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
 from dspark.decoding.logprobs import token_logprobs
 from dspark.decoding.masking import Masks, Matcher
-from dspark.decoding.shaping import Shaper, law_problem
+from dspark.decoding.shaping import Shaper, params_problem
 from dspark.errors import DsparkError
 from dspark.types import Refusal, RefusalReason, SamplingParams, ScoredToken
 from verify_service.interface import Grammar, TooSlow
@@ -19,24 +20,24 @@ from verify_service.sequences import CachedSequence, VerifyItem, failed, invalid
 _SLOW = invalid("constraint: finding out what may come next takes too long")
 
 
-def rule_problem(law: SamplingParams, vocab_size: int) -> Refusal | None:
-    """Whether this law can be judged on this vocabulary; every rule can."""
-    problem = law_problem(law, vocab_size)
+def rule_problem(params: SamplingParams, vocab_size: int) -> Refusal | None:
+    """Whether these parameters can be used on this vocabulary; every rule can."""
+    problem = params_problem(params, vocab_size)
     return None if problem is None else invalid(f"sampling.{problem}")
 
 
 def shaper_of(state: CachedSequence) -> Shaper | None:
-    """What the law makes of logits after the committed tokens; None when it leaves them alone."""
-    if not state.law.shapes:
+    """What the parameters make of logits after the committed tokens; None when it leaves them alone."""
+    if not state.params.shapes:
         return None
     if state.shaper is None:
-        state.shaper = Shaper(state.law)
+        state.shaper = Shaper(state.params)
     return state.shaper.follow(state.token_ids)
 
 
 def matcher_of(state: CachedSequence, grammar: Grammar | None) -> Matcher | Refusal | None:
-    """Behind what was committed of the answer; None for a law that asks for no form."""
-    if state.law.constraint is None:
+    """Behind what was committed of the answer; None where no form is asked for."""
+    if state.params.constraint is None:
         return None
     if grammar is None:
         return invalid("constraint: nobody compiled it")
@@ -59,9 +60,9 @@ def unready(state: CachedSequence) -> Refusal | None:
     return None
 
 
-def told(law: SamplingParams, logits: Tensor, token_ids: Sequence[int]) -> tuple[ScoredToken, ...]:
-    """Log-probabilities of tokens that come next, from the leading rows of logits [m or more, V], if the law asks."""
-    return () if law.logprobs is None else token_logprobs(logits[: len(token_ids)], token_ids, law.logprobs)
+def told(params: SamplingParams, logits: Tensor, token_ids: Sequence[int]) -> tuple[ScoredToken, ...]:
+    """Log-probabilities of tokens that come next, from the leading rows of logits [m or more, V], where asked for."""
+    return () if params.logprobs is None else token_logprobs(logits[: len(token_ids)], token_ids, params.logprobs)
 
 
 def masks_of(state: CachedSequence, item: VerifyItem) -> Masks | Refusal | None:

@@ -68,7 +68,7 @@ class KVCacheManager:
     def admit(
         self,
         cursor: Cursor,
-        law: SamplingParams,
+        params: SamplingParams,
         longest: int,
         *,
         keep_features: bool,
@@ -108,7 +108,7 @@ class KVCacheManager:
             sequence=cursor.sequence,
             epoch=cursor.epoch,
             owner=owner,
-            law=law,
+            params=params,
             prompt_len=cursor.committed_len,
             capacity=self.pool.pages_for(longest) * self.pool.page_size,
             keep_features=keep_features,

@@ -25,7 +25,7 @@ from dspark.types import Draws, InForm, Refusal, ScoredPrompt, ScoredToken, Verd
 from verify_service.batch_runner import BatchFailed, PromptChunk, Stepped, spoil
 from verify_service.feature_store import FeatureStore
 from verify_service.judging import Sampler, masks_of, shaper_of, told
-from verify_service.judging import unready as unready_law
+from verify_service.judging import unready as unready_params
 from verify_service.kv_block_pool import Slots
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.model_runner import Pass, Runner
@@ -107,7 +107,7 @@ class PackedStep:
         self._ahead = runner.device.type != "cpu"
 
     def unready(self, state: CachedSequence) -> Refusal | None:
-        return unready_law(state)
+        return unready_params(state)
 
     def take_near_ties(self) -> int:
         """Near-ties of coupled sequences since the last call. By whoever executed."""
@@ -140,7 +140,7 @@ class PackedStep:
             ids = [item.anchor, *item.draft_ids]
             slots = holdings.slots(state, 0, state.cached + len(ids))
             segments.append(Segment(state.sequence, state.cached, ids, slots, state.given))
-            cases.append(PackedCase(item.cursor, state.law, row, item.draft_ids, item.q, shaper_of(state)))
+            cases.append(PackedCase(item.cursor, state.params, row, item.draft_ids, item.q, shaper_of(state)))
             row += len(ids)
         tokens, logit_rows = row, list(range(row))
         for chunk in chunks:
@@ -318,7 +318,7 @@ def _with_logprobs(
         return decided
     accepted, next_token = decided
     try:
-        return accepted, next_token, told(state.law, logits, [*draft_ids[:accepted], next_token])
+        return accepted, next_token, told(state.params, logits, [*draft_ids[:accepted], next_token])
     except Exception as error:
         return failed(state.sequence, error)
 

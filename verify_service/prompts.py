@@ -37,7 +37,7 @@ class _Prompt:
     admission: Admission
     began: float
     spared: int
-    grammar: Future[Grammar] | None  # of the form that its law asks for
+    grammar: Future[Grammar] | None  # of the form that is asked for
 
 
 class Prompts:
@@ -66,7 +66,7 @@ class Prompts:
         try:
             refusal = self._engine.open(
                 cursor,
-                admission.law,
+                admission.params,
                 admission.longest,
                 admission.keep_rows or admit.drafter > 0,
                 owner=self._owner,
@@ -80,8 +80,8 @@ class Prompts:
             return refusal
         spared = self._engine.spared(cursor.sequence, cursor.epoch)
         grammar = None
-        if admission.law.constraint is not None:
-            grammar = self._engine.compile(admission.law.constraint, admission.cache_salt)
+        if admission.params.constraint is not None:
+            grammar = self._engine.compile(admission.params.constraint, admission.cache_salt)
             grammar.add_done_callback(lambda _: self._wake())
         self._waiting[cursor.sequence, cursor.epoch] = _Prompt(admission, time.monotonic(), spared, grammar)
         self._engine.line_up(PromptPrefill(cursor.sequence, cursor.epoch, ids, self._owner))
@@ -152,5 +152,5 @@ class Prompts:
             return Began(sequence, epoch, anchor)
         asked = prompt.admission
         scored = self._engine.prompt_logprobs(sequence) if asked.prompt_logprobs is not None else None
-        told = self._engine.anchor_logprobs(sequence) if asked.law.logprobs is not None else ()
+        told = self._engine.anchor_logprobs(sequence) if asked.params.logprobs is not None else ()
         return Began(sequence, epoch, anchor, len(asked.token_ids), Started(spent, prompt.spared, scored), told)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("dspark.verify")
 
 MAX_DRAFT = 64  # drafted tokens of one item
-_BUG = Refusal(RefusalReason.INTERNAL, "its law or its rows met a bug; see the verifier's log")
+_BUG = Refusal(RefusalReason.INTERNAL, "its parameters or its rows met a bug; see the verifier's log")
 
 
 class VerifyItem(NamedTuple):
@@ -58,7 +58,7 @@ class CachedSequence:
     sequence: int
     epoch: int
     owner: int  # the stream that opened it
-    law: SamplingParams
+    params: SamplingParams
     prompt_len: int  # tokens the prefill has to run
     capacity: int  # tokens it was announced to reach, in whole pages
     keep_features: bool
@@ -73,7 +73,7 @@ class CachedSequence:
     scores: int | None = None  # likeliest tokens told at every position of the prompt; None tells nothing
     scored: list[ScoredPrompt] = field(default_factory=list)  # of its chunks so far
     broken: Refusal | None = None  # a bug met it on its way in
-    matcher: Matcher | None = None  # of the form its law asks for; stands at the end of token_ids between rounds
+    matcher: Matcher | None = None  # of the form that is asked for; stands at the end of token_ids between rounds
     shaper: Shaper | None = None  # made when first asked for; catches up with token_ids whenever it is
 
     @property
@@ -83,7 +83,7 @@ class CachedSequence:
     @property
     def given(self) -> int:
         """Tokens of the request's own prompt: fewer than were prefilled where an answer goes on elsewhere."""
-        return min(self.law.prompt_len, self.prompt_len) or self.prompt_len
+        return min(self.params.prompt_len, self.prompt_len) or self.prompt_len
 
 
 def invalid(message: str) -> Refusal:
@@ -154,7 +154,7 @@ def _check_draft(state: CachedSequence, item: VerifyItem, vocab_size: int) -> Re
     size = count * item.q.entries * 4
     if (len(item.q.ids), len(item.q.probs)) != (size, size):
         return invalid(f"q: {len(item.q.ids)} and {len(item.q.probs)} bytes, expected {size} each")
-    if state.law.rule is Rule.COUPLED:
+    if state.params.rule is Rule.COUPLED:
         return invalid("q_entries: the coupled rule takes no distributions") if item.q.entries else None
     if not count:
         return None

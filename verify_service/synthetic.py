@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.runtime.cost_store import Curve
-from dspark.synthetic.law import Ints, SyntheticLaw
+from dspark.synthetic.oracle import Ints, SyntheticOracle
 from dspark.synthetic.pace import Pace
 from dspark.synthetic.rows import DTYPE, SyntheticRows, row_values
 from dspark.synthetic.spec import SyntheticSpec, load_spec
@@ -105,14 +105,14 @@ class SyntheticStep:
 
     def __init__(self, spec: SyntheticSpec, holdings: KVCacheManager, store: SyntheticRowStore) -> None:
         self._spec, self._holdings, self._store = spec, holdings, store
-        self._law, self._pace = SyntheticLaw(spec), Pace(spec.jitter, spec.seed)
+        self._oracle, self._pace = SyntheticOracle(spec), Pace(spec.jitter, spec.seed)
         self._keys: dict[int, int] = {}
         self._free_ns = 0  # when the last batch ended
 
     def key(self, state: CachedSequence) -> int:
         """What the tokens of a sequence whose prompt has begun hang on."""
         if state.sequence not in self._keys:
-            self._keys[state.sequence] = self._law.key(state.token_ids[0], state.law.seed, state.law.choice)
+            self._keys[state.sequence] = self._oracle.key(state.token_ids[0], state.params.seed, state.params.choice)
         return self._keys[state.sequence]
 
     def forget(self, sequence: int) -> None:
@@ -120,7 +120,7 @@ class SyntheticStep:
 
     def first_token(self, state: CachedSequence) -> int:
         """The anchor behind a prompt."""
-        return int(self._law.target(np.array([self.key(state)], np.uint64), np.array([state.committed_len]))[0])
+        return int(self._oracle.target(np.array([self.key(state)], np.uint64), np.array([state.committed_len]))[0])
 
     def unready(self, state: CachedSequence) -> Refusal | None:
         return None
@@ -130,7 +130,7 @@ class SyntheticStep:
         states = [self._holdings.states[item.cursor.sequence] for item in items]
         lengths = [state.committed_len for state in states]
         keys = np.array([self.key(state) for state in states], np.uint64)
-        said = self._law.judge(keys, np.array(lengths), [item.draft_ids for item in items]) if items else []
+        said = self._oracle.judge(keys, np.array(lengths), [item.draft_ids for item in items]) if items else []
         return SyntheticBatch(items, states, said, chunks, lengths, began)
 
     def execute(self, prepared: SyntheticBatch) -> SyntheticExecuted:
@@ -225,8 +225,8 @@ class SyntheticVerifyEngine(EngineCore):
         sizes, contexts, seconds = self.spec.verify.announced()
         return Curve(np.array(sizes), np.array(contexts), np.array(seconds), "synthetic")
 
-    def _unserved(self, law: SamplingParams, scores: int | None) -> Refusal | None:
-        if law.logprobs is not None:
+    def _unserved(self, params: SamplingParams, scores: int | None) -> Refusal | None:
+        if params.logprobs is not None:
             return invalid("sampling.logprobs: a synthetic target has none")
         return None if scores is None else invalid("prompt_logprobs: a synthetic target has none")
 

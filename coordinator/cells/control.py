@@ -98,7 +98,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         return control_pb2.LaneStatus(
             verifier=lane.facts.name,
             drafters=[drafter.facts.name for drafter in lane.drafters],
-            running=len(lane.tracks) - waiting,
+            running=len(lane.states) - waiting,
             waiting=waiting,
             policy=str(self._cell.offer.policy),
             cost_curve_in_force=lane.facts.cost is not None,

@@ -76,10 +76,11 @@ class _Commit(NamedTuple):
 
 
 def digest(request: Request) -> bytes:
-    """Equal for equal prompts under equal laws and limits. Draws' key aside: the journal knows the one in use."""
-    law = codec.write_sampling(replace(request.law, seed=0, choice=0)).SerializeToString(deterministic=True)
+    """Equal for equal prompts under equal sampling parameters and limits. Draws' key aside: the journal knows the one
+    in use."""
+    params = codec.write_sampling(replace(request.params, seed=0, choice=0)).SerializeToString(deterministic=True)
     rest = repr((request.max_tokens, sorted(request.stop_ids), request.choices, request.cache_salt)).encode()
-    return hashlib.sha256(np.asarray(request.prompt, np.uint32).tobytes() + rest + law).digest()
+    return hashlib.sha256(np.asarray(request.prompt, np.uint32).tobytes() + rest + params).digest()
 
 
 class Journal:
@@ -110,7 +111,7 @@ class Journal:
         self._expire()
         self._numbers += 1
         answers = known.answers if known is not None else [Said() for _ in range(request.choices)]
-        entry = Entry(self._numbers, request.id, digest(request), request.law.seed, answers, True, self._now())
+        entry = Entry(self._numbers, request.id, digest(request), request.params.seed, answers, True, self._now())
         self._entries.pop(request.id, None)
         self._entries[request.id] = entry
         self._unwritten.requests.append(_request(entry))

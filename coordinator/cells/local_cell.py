@@ -1,4 +1,4 @@
-"""The coordinator as front ends see it: makes tracks of orders and hands them to admission. Holds none."""
+"""The coordinator as front ends see it: makes request states of orders and hands them to admission. Holds none."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class LocalHandle:
-    """The tracks of one request by answer, but for those that were complete when it was resumed."""
+    """The states of one request by answer, but for those that were complete when it was resumed."""
 
     admission: Scheduler
-    tracks: dict[int, RequestState]
+    states: dict[int, RequestState]
     kept: Journaled | None = None
 
     def finish(self, index: int) -> None:
         if self.kept is not None:
             self.kept.finished(index)
-        if index in self.tracks:
-            self.admission.finish(self.tracks[index])
+        if index in self.states:
+            self.admission.finish(self.states[index])
 
     def cut(self, error: Exception) -> None:
-        for track in self.tracks.values():
-            self.admission.ended(track, error)
+        for state in self.states.values():
+            self.admission.ended(state, error)
 
 
 class LocalCell:
@@ -96,7 +96,7 @@ class LocalCell:
         self.admission.check_capacity(tenant=tenant)
 
     def submit(self, order: SubmitRequest, sink: OutputSink) -> LocalHandle:
-        """A track per answer, with one sink for all; of a resumed request, per answer that is not complete."""
+        """A state per answer, with one sink for all; of a resumed request, per answer that is not complete."""
         order = replace(order, request=owned(order.request))
         request, known = order.request, None
         if order.message.HasField("resume"):
@@ -107,32 +107,32 @@ class LocalCell:
         kept = None
         if self.journal is not None:
             kept = Journaled(self.journal, self.journal.open(request, known.entry if known else None), sink)
-        tracks = {
-            choice: self._track(request, choice, order.arrived, sink, kept, known.answers[choice] if known else None)
+        states = {
+            choice: self._state(request, choice, order.arrived, sink, kept, known.answers[choice] if known else None)
             for choice in range(request.choices)
             if known is None or known.answers[choice].end is None
         }
-        if tracks:
-            self.admission.submit(*tracks.values())
+        if states:
+            self.admission.submit(*states.values())
         if kept is not None:
-            kept.begun(len(tracks))  # nothing is committed before this turn of the loop is over
+            kept.begun(len(states))  # nothing is committed before this turn of the loop is over
         if known is not None:
             tell_again(sink, known)
-        return LocalHandle(self.admission, tracks, kept)
+        return LocalHandle(self.admission, states, kept)
 
     def _take_over(self, request_id: str) -> None:
         """Whoever reads its answers now, the client that resumes them comes first."""
-        while (track := self.admission.find(request_id)) is not None:
-            self.admission.ended(track, RequestCancelled("its client resumed it elsewhere"))
+        while (state := self.admission.find(request_id)) is not None:
+            self.admission.ended(state, RequestCancelled("its client resumed it elsewhere"))
 
     async def abort(self, request_ids: Sequence[str]) -> list[str]:
         return [name for name in request_ids if self.admission.abort(name)]
 
-    def _track(
+    def _state(
         self, request: Request, choice: int, arrived: float, sink: OutputSink, kept: Journaled | None, said: Said | None
     ) -> RequestState:
         if choice:
-            request = replace(request, law=replace(request.law, choice=choice))
+            request = replace(request, params=replace(request.params, choice=choice))
         log = CommitLog(request.prompt)
         if said is not None:
             log.append(said.tokens)

@@ -1,8 +1,8 @@
 """Going on with a request that a client has lost sight of: what was committed of it, and what its answers still lack.
 
 Invariant 6: what a client is told again is what was committed, and what follows is drawn under a higher epoch, so that
-no draw is used twice. Where the law fixes the ids (temperature 0, or coupled under a seed of the client's) an answer
-can also be computed anew, and needs no journal.
+no draw is used twice. Where the parameters fix the ids (temperature 0, or coupled under a seed of the client's) an
+answer can also be computed anew, and needs no journal.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def look_up(order: SubmitRequest, journal: Journal | None) -> Known:
     if entry is not None and entry.digest != digest(request):
         raise InvalidRequest("resume", "another request had this id")
     if entry is not None:
-        if order.message.sampling_params.HasField("seed") and entry.seed != request.law.seed:
+        if order.message.sampling_params.HasField("seed") and entry.seed != request.params.seed:
             raise InvalidRequest("sampling_params.seed", "the request began with another one")
-        request = replace(request, law=replace(request.law, seed=entry.seed))
+        request = replace(request, params=replace(request.params, seed=entry.seed))
     answers = entry.answers if entry is not None else [Said() for _ in range(request.choices)]
     short = any(offset > len(said.tokens) for offset, said in zip(held, answers, strict=False))
     if short and not _repeatable(order, entry):
@@ -48,9 +48,9 @@ def look_up(order: SubmitRequest, journal: Journal | None) -> Known:
 
 def _repeatable(order: SubmitRequest, entry: Entry | None) -> bool:
     """Whether the same ids come when they are computed again."""
-    law = order.request.law
+    params = order.request.params
     seeded = entry is not None or order.message.sampling_params.HasField("seed")
-    return law.temperature == 0 or (law.rule is Rule.COUPLED and seeded)
+    return params.temperature == 0 or (params.rule is Rule.COUPLED and seeded)
 
 
 class Journaled:

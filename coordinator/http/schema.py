@@ -63,7 +63,7 @@ class StreamOptions(_FieldPart):
 
 
 class SpeculationFields(_FieldPart):
-    """How the answer is sped up; never changes its law."""
+    """How the answer is sped up; never changes its distribution."""
 
     policy: str = ""
     rule: Literal["", "token", "block", "coupled"] = ""

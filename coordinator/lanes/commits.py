@@ -48,58 +48,58 @@ class Commits:
         self._owner, self._vocab_size, self._metrics = owner, vocab_size, metrics
         self.counts = RoundCounts(metrics)
 
-    def problem(self, track: RequestState, said: RoundReport, logprobs: Sequence[ScoredToken]) -> str | None:
+    def problem(self, state: RequestState, said: RoundReport, logprobs: Sequence[ScoredToken]) -> str | None:
         """What is wrong with a round that is the next one; None if nothing is."""
         tokens = said.tokens
         if not 0 <= said.accepted <= said.verified <= len(said.confidence) or len(tokens) > said.accepted + 1:
             return "a verdict that fits no block"
         if tokens and not (min(tokens) >= 0 and max(tokens) < self._vocab_size):
             return "a token that is not in its vocabulary"
-        if track.request.law.logprobs is not None and len(logprobs) != len(tokens):
+        if state.request.params.logprobs is not None and len(logprobs) != len(tokens):
             return "a token without its log-probability"
         return None
 
-    def begin(self, track: RequestState, said: RoundReport, told: control.PassReport, at: float) -> int:
+    def begin(self, state: RequestState, said: RoundReport, told: control.PassReport, at: float) -> int:
         """The commit that a prefill brings. Returns tokens committed."""
         logprobs = told.logprobs[0] if told.logprobs else ()
-        if not track.answer.room:  # a token is drawn behind every prompt, and not said where none was asked for
+        if not state.answer.room:  # a token is drawn behind every prompt, and not said where none was asked for
             said, logprobs = said._replace(tokens=()), ()
         started = told.started or control.Started()
-        problem = self.problem(track, said, logprobs)
-        if track.scores is not None and started.prompt_logprobs is None:
+        problem = self.problem(state, said, logprobs)
+        if state.scores is not None and started.prompt_logprobs is None:
             problem = "no log-probabilities of the prompt"
         if problem is not None:
-            return self._refuse(track, problem)
-        track.sequence.apply(LifeEvent.PREFILLED)
+            return self._refuse(state, problem)
+        state.sequence.apply(LifeEvent.PREFILLED)
         news = None
-        if track.stats.first is None:
-            track.stats.first = at
-            spared = min(max(started.cached_tokens, 0), len(track.request.prompt))
-            news = FirstCommit(track.stats.queue_s(), spared, started.prompt_logprobs)
-        piece = track.answer.take(said.tokens, logprobs, started=news)
-        return self._finish(track, said, piece, at)
+        if state.stats.first is None:
+            state.stats.first = at
+            spared = min(max(started.cached_tokens, 0), len(state.request.prompt))
+            news = FirstCommit(state.stats.queue_s(), spared, started.prompt_logprobs)
+        piece = state.answer.take(said.tokens, logprobs, started=news)
+        return self._finish(state, said, piece, at)
 
     def judged(
-        self, track: RequestState, said: RoundReport, logprobs: Sequence[ScoredToken], why: str, at: float
+        self, state: RequestState, said: RoundReport, logprobs: Sequence[ScoredToken], why: str, at: float
     ) -> int:
         """A round's. why: it had no block, for metrics. Returns tokens committed."""
-        problem = self.problem(track, said, logprobs)
+        problem = self.problem(state, said, logprobs)
         if problem is not None:
-            return self._refuse(track, problem)
+            return self._refuse(state, problem)
         try:
-            return self._judged(track, said, logprobs, why, at)
+            return self._judged(state, said, logprobs, why, at)
         except Exception as error:  # a bug: this request fails and its neighbours do not notice
             log.error("commit.failed", sequence=said.sequence, round=said.round, exc_info=error)
-            self._owner.ended(track, PeerError("a commit failed; see the coordinator's log"))
+            self._owner.ended(state, PeerError("a commit failed; see the coordinator's log"))
             return 0
 
     def _judged(
-        self, track: RequestState, said: RoundReport, logprobs: Sequence[ScoredToken], why: str, at: float
+        self, state: RequestState, said: RoundReport, logprobs: Sequence[ScoredToken], why: str, at: float
     ) -> int:
         drafted, verified = len(said.confidence), said.verified
-        track.sequence.apply(LifeEvent.JUDGED)
-        piece = track.answer.take(said.tokens, logprobs, round=Round(drafted, verified, said.accepted))
-        committed, stats = len(piece.tokens), track.stats
+        state.sequence.apply(LifeEvent.JUDGED)
+        piece = state.answer.take(said.tokens, logprobs, round=Round(drafted, verified, said.accepted))
+        committed, stats = len(piece.tokens), state.stats
         accepted = min(said.accepted, committed)
         stats.drafted += drafted
         stats.round(verified=verified, accepted=accepted, committed=committed)
@@ -109,32 +109,32 @@ class Commits:
             said.accepted,
             accepted,
             why,
-            label=track.request.label,
+            label=state.request.label,
             committed=committed,
             confidence=tuple(said.confidence[:verified]),
         )
-        return self._finish(track, said, piece, at)
+        return self._finish(state, said, piece, at)
 
-    def _finish(self, track: RequestState, said: RoundReport, piece: CommittedTokens, at: float) -> int:
+    def _finish(self, state: RequestState, said: RoundReport, piece: CommittedTokens, at: float) -> int:
         """Hands a commit to the client; whoever does not read is cut."""
         count = len(piece.tokens)
         if count != len(said.tokens) or (piece.end is None and count != said.accepted + 1):
-            return self._refuse(track, "tokens that its answer has no room for, or too few")
-        before, track.stats.shown = track.stats.shown, at
+            return self._refuse(state, "tokens that its answer has no room for, or too few")
+        before, state.stats.shown = state.stats.shown, at
         self.counts.shown(count, at - before if before is not None else None)
-        track.end = piece.end
+        state.end = piece.end
         try:
-            track.sink.push(piece)
+            state.sink.push(piece)
         except Overfull:
             self._metrics.slow_readers_cut.inc()
-            track.end = None
-            self._owner.ended(track, Overloaded("the client reads too slowly", retry_after_s=1.0))
+            state.end = None
+            self._owner.ended(state, Overloaded("the client reads too slowly", retry_after_s=1.0))
             return count
         if piece.end is not None:
-            self._owner.ended(track, None)
+            self._owner.ended(state, None)
         return count
 
-    def _refuse(self, track: RequestState, problem: str) -> int:
+    def _refuse(self, state: RequestState, problem: str) -> int:
         self._metrics.dropped.labels(kind="verdict", reason="malformed").inc()
-        self._owner.ended(track, PeerError(f"the verifier sent {problem}"))
+        self._owner.ended(state, PeerError(f"the verifier sent {problem}"))
         return 0

@@ -37,15 +37,15 @@ class Reported:
     ended: float
     report: PassReport
     rounds: Sequence[RoundReport]  # [n] those that were the next ones of somebody here
-    tracks: Sequence[RequestState]  # [n]
+    states: Sequence[RequestState]  # [n]
     plan: Plan  # in force; the one its orders were frozen by is the same or a little older
     name_of: Callable[[int], str]  # drafter's number -> replica
 
     def of(self, request_id: str) -> Iterator[tuple[RequestState, int, int]]:
-        """(track, row, tokens of prompt and answer before it) of every answer of a request."""
-        for row, (track, said) in enumerate(zip(self.tracks, self.rounds, strict=True)):
-            if track.request.id == request_id:
-                yield track, row, said.committed_before
+        """(state, row, tokens of prompt and answer before it) of every answer of a request."""
+        for row, (state, said) in enumerate(zip(self.states, self.rounds, strict=True)):
+            if state.request.id == request_id:
+                yield state, row, said.committed_before
 
 
 class RoundWatch(Protocol):

@@ -33,7 +33,7 @@ class DrafterAssignment:
 
     def admitted(self, placed: Placed) -> None:
         """The first choice, which its admission names."""
-        self._assign(placed, self._drafters.choose(placed.track) if placed.speculates else 0)
+        self._assign(placed, self._drafters.choose(placed.state) if placed.speculates else 0)
         self.named.pop(placed.number, None)
 
     def left(self, placed: Placed) -> None:
@@ -63,11 +63,11 @@ class DrafterAssignment:
         """Why a round had no block, as metrics name it."""
         if len(said.confidence):
             return ""
-        if not placed.track.speculates:
+        if not placed.state.speculates:
             return "policy_off"
         why = REASONS.get(said.why_empty, "unspecified")
         nobody = why == "no_drafter" or (why == "bypass" and placed.drafter == 0)
-        return self._drafters.why_nobody(placed.track) if nobody else why
+        return self._drafters.why_nobody(placed.state) if nobody else why
 
     def lost(self, drafter: int, placed: Iterable[Placed], why: str) -> None:
         """The verifier lost a drafter, or, if it is full, could not open anybody new there."""
@@ -86,32 +86,32 @@ class DrafterAssignment:
             if not placed.admitted or placed.leaving is not None or not placed.speculates:
                 continue
             mine, since = placed.drafter, placed.rows_missing_since
-            self._plans.tries(placed.number, self._drafters.on_trial(mine, placed.track))
+            self._plans.tries(placed.number, self._drafters.on_trial(mine, placed.state))
             stuck = since is not None and now - since > ROWS_S
-            if (mine and not stuck and self._drafters.stays(mine, placed.track)) or (
+            if (mine and not stuck and self._drafters.stays(mine, placed.state)) or (
                 not mine and now < placed.not_before
             ):
                 continue
-            other = self._drafters.choose(placed.track, besides=mine)
-            if other or stuck or (mine and not self._drafters.may_stay(mine, placed.track)):
+            other = self._drafters.choose(placed.state, besides=mine)
+            if other or stuck or (mine and not self._drafters.may_stay(mine, placed.state)):
                 self._assign(placed, other)
             if other:
                 self._metrics.resends.labels(reason="attached").inc()
 
     def _detach(self, placed: Placed) -> None:
         if placed.drafter:
-            self._drafters.detach(placed.drafter, placed.track)
+            self._drafters.detach(placed.drafter, placed.state)
             placed.drafter = 0
 
     def _assign(self, placed: Placed, drafter: int) -> None:
         self._detach(placed)
         placed.drafter, placed.fed, placed.rows_missing_since = drafter, False, None
         if drafter:
-            self._drafters.attach(drafter, placed.track)
+            self._drafters.attach(drafter, placed.state)
         placed.not_before = self._clock.time() + AGAIN_S
-        law, label = placed.track.request.law, placed.track.request.label
-        kind = (self._drafters.fingerprint(drafter), law.rule, law.greedy, label)
+        params, label = placed.state.request.params, placed.state.request.label
+        kind = (self._drafters.fingerprint(drafter), params.rule, params.greedy, label)
         placed.key = self._kinds.setdefault(kind, len(self._kinds)) if len(self._kinds) < KINDS else 0
         self._plans.drafted_by(placed.number, placed.key, somebody=drafter > 0)
-        self._plans.tries(placed.number, self._drafters.on_trial(drafter, placed.track))
+        self._plans.tries(placed.number, self._drafters.on_trial(drafter, placed.state))
         self.named[placed.number] = drafter

@@ -39,7 +39,7 @@ MOVING_SHARE = 0.5  # ... but not before this share of what it gave them
 
 
 class Lane:
-    """Keeps `Listener`. Holds its tracks from `take` until they end, are turned away or are orphaned."""
+    """Keeps `Listener`. Holds its requests from `take` until they end, are turned away or are orphaned."""
 
     def __init__(
         self,
@@ -88,8 +88,8 @@ class Lane:
     # What others ask of a lane.
 
     @property
-    def tracks(self) -> Sequence[RequestState]:
-        return self._members.tracks
+    def states(self) -> Sequence[RequestState]:
+        return self._members.states
 
     @property
     def waiting(self) -> int:
@@ -112,24 +112,24 @@ class Lane:
         is a choice."""
         return self._plans.curve
 
-    def can_take(self, track: RequestState) -> bool:
+    def can_take(self, state: RequestState) -> bool:
         """Whether there is room for one more, as far as is known here."""
-        return not (self._closed or self.draining) and self._members.fits(track)
+        return not (self._closed or self.draining) and self._members.fits(state)
 
-    def could_take(self, track: RequestState) -> bool:
+    def could_take(self, state: RequestState) -> bool:
         """Whether the sequence would fit if the pool were empty."""
-        return not (self._closed or self.draining) and self._members.could_fit(track)
+        return not (self._closed or self.draining) and self._members.could_fit(state)
 
-    def take(self, track: RequestState) -> None:
+    def take(self, state: RequestState) -> None:
         """Its prompt is run beside the rounds; it joins them by itself."""
-        track.sequence.apply(LifeEvent.PLACED)
-        track.last_verifier = self.facts.name
-        self._members.add(track)
+        state.sequence.apply(LifeEvent.PLACED)
+        state.last_verifier = self.facts.name
+        self._members.add(state)
         self._soon()
 
-    def forget(self, track: RequestState) -> None:
+    def forget(self, state: RequestState) -> None:
         """It ended, or its client left: whatever is being drawn for it is of no use to anybody."""
-        placed = self._members.get(track.sequence.number)
+        placed = self._members.get(state.sequence.number)
         if placed is not None:
             self._take_out(placed)
             if placed.admitted:
@@ -171,7 +171,7 @@ class Lane:
                 self._settle(placed)
             else:
                 self._take_out(placed)
-                hand_back(self._owner, placed.track, LifeEvent.MOVED)
+                hand_back(self._owner, placed.state, LifeEvent.MOVED)
         self._soon()
 
     async def emptied(self, longest_s: float) -> None:
@@ -197,7 +197,7 @@ class Lane:
         self._learning.close()
         for placed in reversed(tuple(self._members)):
             self._take_out(placed)  # if it said that it ends, whoever was there lost nothing by it
-            hand_back(self._owner, placed.track, LifeEvent.MOVED if self.draining else LifeEvent.ORPHANED)
+            hand_back(self._owner, placed.state, LifeEvent.MOVED if self.draining else LifeEvent.ORPHANED)
 
     # What the verifier says.
 
@@ -219,12 +219,12 @@ class Lane:
     def _passed(self, said: PassReport) -> None:
         report, now, committed = said.report, self._heard, 0
         self._silence.reported(said, now)
-        applied, tracks = Applied(said, [], [], [], []), list[RequestState]()
+        applied, states = Applied(said, [], [], [], []), list[RequestState]()
         for place, each in enumerate(report.rounds):
             placed = self._find(each.sequence, each.epoch, "verdict")
             if placed is None:
                 continue
-            in_order = each.round == placed.round and each.committed_before == len(placed.track.answer.log)
+            in_order = each.round == placed.round and each.committed_before == len(placed.state.answer.log)
             if not in_order or (each.round == 0) is not (report.number == 0):
                 self._fault(placed, "verdict")
                 continue
@@ -232,16 +232,16 @@ class Lane:
             if each.round == 0:
                 self._members.joined(placed)
                 self._assignment.look_at((placed,))
-                self._commits.begin(placed.track, each, said, now)
+                self._commits.begin(placed.state, each, said, now)
             else:
                 applied.rounds.append(each)
                 applied.keys.append(placed.key)
-                applied.weights.append(placed.track.request.weight)
-                applied.formed.append(placed.track.request.law.constraint is not None)
-                tracks.append(placed.track)
+                applied.weights.append(placed.state.request.weight)
+                applied.formed.append(placed.state.request.params.constraint is not None)
+                states.append(placed.state)
                 logprobs = said.logprobs[place] if place < len(said.logprobs) else ()
                 committed += self._commits.judged(
-                    placed.track, each, logprobs, self._assignment.why_empty(placed, each), now
+                    placed.state, each, logprobs, self._assignment.why_empty(placed, each), now
                 )
             if self._members.get(placed.number) is placed:  # else its answer ended
                 self._assignment.reported(placed, each, now)
@@ -252,19 +252,19 @@ class Lane:
         watch = self._round_watch
         if watch is not None and watch.watched and applied.rounds:
             watch.reported(
-                Reported(self.facts.name, now, said, applied.rounds, tracks, self._plans.in_force, self._drafters.name)
+                Reported(self.facts.name, now, said, applied.rounds, states, self._plans.in_force, self._drafters.name)
             )
 
     def _released(self, said: Released) -> None:
         placed = self._find(said.sequence, said.epoch, "released")
         if placed is None:
             return
-        track, event = placed.track, placed.fate(said)
+        state, event = placed.state, placed.fate(said)
         self._take_out(placed)
         if event is not None:
-            hand_back(self._owner, track, event)
+            hand_back(self._owner, state, event)
         elif placed.refused is not None:
-            self._owner.ended(track, placed.refusal())
+            self._owner.ended(state, placed.refusal())
 
     def _refused(self, said: Refused) -> None:
         """Its release follows."""
@@ -290,8 +290,8 @@ class Lane:
     def _fault(self, placed: Placed, kind: str) -> None:
         """What a verifier says of a sequence is not what comes next: nothing more of it is believed."""
         self._metrics.dropped.labels(kind=kind, reason="out_of_order").inc()
-        self.forget(placed.track)
-        hand_back(self._owner, placed.track, LifeEvent.ORPHANED)
+        self.forget(placed.state)
+        hand_back(self._owner, placed.state, LifeEvent.ORPHANED)
 
     # Leaving.
 
@@ -350,10 +350,10 @@ class Lane:
         return admitted
 
     def _admission(self, placed: Placed) -> Admission:
-        track, request = placed.track, placed.track.request
-        placed.epoch, placed.since = track.sequence.epoch, self._clock.time()
-        placed.speculates = track.speculates and bool(self.facts.projection)
-        track.note_epoch(placed.epoch)
+        state, request = placed.state, placed.state.request
+        placed.epoch, placed.since = state.sequence.epoch, self._clock.time()
+        placed.speculates = state.speculates and bool(self.facts.projection)
+        state.note_epoch(placed.epoch)
         self._metrics.prefills.labels(reason=placed.why_prefilled).inc()
         self._assignment.admitted(placed)
         member = self._plans.add(placed.number, request.policy, request.weight, placed.key, placed.drafter > 0)

@@ -158,49 +158,49 @@ class LaneDrafters:
     def close(self) -> None:
         self._metrics.drafters_left_out.labels(lane=self._lane).set(0)
 
-    def choose(self, track: RequestState, besides: int = 0) -> int:
+    def choose(self, state: RequestState, besides: int = 0) -> int:
         """The least loaded drafter that may serve this sequence, but for one; 0 for nobody."""
-        able = [each for each in self._by_number.values() if each.number != besides and self._able(each, track)]
+        able = [each for each in self._by_number.values() if each.number != besides and self._able(each, state)]
         if not able:
             return 0
         return min(able, key=lambda each: (self._load[each.port], each.port.facts.name)).number
 
-    def stays(self, number: int, track: RequestState) -> bool:
+    def stays(self, number: int, state: RequestState) -> bool:
         """Whether a drafter may go on drafting for a sequence."""
         known = self._by_number[number]
-        return self.may_stay(number, track) and not known.leaves
+        return self.may_stay(number, state) and not known.leaves
 
-    def may_stay(self, number: int, track: RequestState) -> bool:
+    def may_stay(self, number: int, state: RequestState) -> bool:
         """The same while there is nobody else."""
         known = self._by_number[number]
-        left_out = self._heeds(known, track) and known.watch.left_out(self._clock.time())
-        return self._fits(known.port, track) and not left_out
+        left_out = self._heeds(known, state) and known.watch.left_out(self._clock.time())
+        return self._fits(known.port, state) and not left_out
 
-    def on_trial(self, number: int, track: RequestState) -> bool:
+    def on_trial(self, number: int, state: RequestState) -> bool:
         """Whether a sequence that is with it is there to find out whether it is of use again."""
         known = self._by_number.get(number)
-        return known is not None and self._heeds(known, track)
+        return known is not None and self._heeds(known, state)
 
-    def attach(self, number: int, track: RequestState) -> None:
+    def attach(self, number: int, state: RequestState) -> None:
         known = self._by_number[number]
         known.sequences += 1
         self._load[known.port] += 1
-        track.drafter, track.last_drafter = known.port, known.port.facts.name
+        state.drafter, state.last_drafter = known.port, known.port.facts.name
 
-    def detach(self, number: int, track: RequestState) -> None:
-        track.drafter = None
+    def detach(self, number: int, state: RequestState) -> None:
+        state.drafter = None
         known = self._by_number.get(number)
         if known is not None:
             known.sequences -= 1
             if known.there:
                 self._load[known.port] -= 1
 
-    def why_nobody(self, track: RequestState) -> str:
+    def why_nobody(self, state: RequestState) -> str:
         """Why a sequence has no drafter."""
         there = [each.port for each in self._by_number.values() if each.there]
-        if there and not any(self._monitor.trusts(each.facts.fingerprint, track.request.law) for each in there):
+        if there and not any(self._monitor.trusts(each.facts.fingerprint, state.request.params) for each in there):
             return "distrusted"
-        if there and not any(_reaches(each, track) for each in there):
+        if there and not any(_reaches(each, state) for each in there):
             return "too_long"
         if any(each.there and each.watch.alarm is not None for each in self._by_number.values()):
             return "left_out"
@@ -233,17 +233,17 @@ class LaneDrafters:
         known = self._known.get((port.facts.endpoint, port.facts.incarnation))
         return known if known is not None and known.port is port else None
 
-    def _able(self, known: _Known, track: RequestState) -> bool:
+    def _able(self, known: _Known, state: RequestState) -> bool:
         free = known.there and not known.leaves and self._clock.time() >= known.not_before
-        named = track.request.drafter in ("", known.port.facts.name)
-        tried = known.watch.alarm is not None and self._heeds(known, track)
+        named = state.request.drafter in ("", known.port.facts.name)
+        tried = known.watch.alarm is not None and self._heeds(known, state)
         room = not tried or (known.sequences == 0 and not known.watch.left_out(self._clock.time()))
-        return free and named and room and self._fits(known.port, track)
+        return free and named and room and self._fits(known.port, state)
 
-    def _heeds(self, known: _Known, track: RequestState) -> bool:
+    def _heeds(self, known: _Known, state: RequestState) -> bool:
         """Whether an alarm is anything to a sequence: who fixed its slots drafts what is no use."""
         alarm = known.watch.alarm
-        return alarm is not None and (alarm.useless or (self._bypass and isinstance(track.request.policy, Adaptive)))
+        return alarm is not None and (alarm.useless or (self._bypass and isinstance(state.request.policy, Adaptive)))
 
     def _shares(self, known: _Known) -> bool:
         """Whether adaptive sequences are with it as with others: where they may not go without drafts, most alarms are
@@ -251,13 +251,13 @@ class LaneDrafters:
         alarm = known.watch.alarm
         return alarm is None or not (alarm.useless or self._bypass)
 
-    def _fits(self, port: DrafterPort, track: RequestState) -> bool:
-        return _reaches(port, track) and self._monitor.trusts(port.facts.fingerprint, track.request.law)
+    def _fits(self, port: DrafterPort, state: RequestState) -> bool:
+        return _reaches(port, state) and self._monitor.trusts(port.facts.fingerprint, state.request.params)
 
 
 _LOST_BY = {"malformed": Alarm.MALFORMED, "silent": Alarm.NOTHING_DRAFTED}
 
 
-def _reaches(port: DrafterPort, track: RequestState) -> bool:
+def _reaches(port: DrafterPort, state: RequestState) -> bool:
     """Whether it has blocks for a sequence of this length."""
-    return len(track.answer.log) <= port.facts.context_length - port.facts.block_size
+    return len(state.answer.log) <= port.facts.context_length - port.facts.block_size

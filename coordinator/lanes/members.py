@@ -43,8 +43,8 @@ class Members:
         return iter(tuple(self._placed.values()))
 
     @property
-    def tracks(self) -> tuple[RequestState, ...]:
-        return tuple(placed.track for placed in self._placed.values())
+    def states(self) -> tuple[RequestState, ...]:
+        return tuple(placed.state for placed in self._placed.values())
 
     @property
     def waiting(self) -> int:
@@ -59,29 +59,29 @@ class Members:
         placed = self._placed.get(number)
         return placed if placed is not None and placed.admitted and placed.epoch == epoch else None
 
-    def fits(self, track: RequestState) -> bool:
+    def fits(self, state: RequestState) -> bool:
         """Whether the page pool, as far as this coordinator filled it, has room for one more."""
         total = self._facts.pages_total
-        if not total or self._longest + self._pages(track.request.longest) <= total:
+        if not total or self._longest + self._pages(state.request.longest) <= total:
             return True  # without a look at everybody that runs, for every request
-        held = sum(self._soon_held(placed.track) for placed in self._placed.values())
-        return bool(self._placed) and held + self._soon_held(track) <= total
+        held = sum(self._soon_held(placed.state) for placed in self._placed.values())
+        return bool(self._placed) and held + self._soon_held(state) <= total
 
-    def could_fit(self, track: RequestState) -> bool:
+    def could_fit(self, state: RequestState) -> bool:
         """Whether it would fit if the pool were empty."""
-        return not self._facts.pages_total or self._pages(track.request.longest) <= self._facts.pages_total
+        return not self._facts.pages_total or self._pages(state.request.longest) <= self._facts.pages_total
 
-    def _soon_held(self, track: RequestState) -> int:
+    def _soon_held(self, state: RequestState) -> int:
         """Pages of a sequence, some rounds from now."""
-        return self._pages(min(len(track.answer.log) + GROWTH, track.request.longest))
+        return self._pages(min(len(state.answer.log) + GROWTH, state.request.longest))
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // (self._facts.page_size or 1))
 
-    def add(self, track: RequestState) -> None:
-        placed = Placed(track)
+    def add(self, state: RequestState) -> None:
+        placed = Placed(state)
         self._placed[placed.number] = placed
-        self._longest += self._pages(track.request.longest)
+        self._longest += self._pages(state.request.longest)
         self._line.append(placed)
 
     async def emptied(self) -> None:
@@ -93,7 +93,7 @@ class Members:
     def remove(self, placed: Placed) -> None:
         del self._placed[placed.number]
         self._left.set()
-        self._longest -= self._pages(placed.track.request.longest)
+        self._longest -= self._pages(placed.state.request.longest)
         self._prompt_over(placed)
 
     def next(self) -> list[Placed]:
@@ -103,7 +103,7 @@ class Members:
             placed = self._line.popleft()
             if self._placed.get(placed.number) is not placed:
                 continue  # it ended in line
-            request = placed.track.request
+            request = placed.state.request
             if request.id in self._prompts:
                 held.append(placed)
                 continue
@@ -128,8 +128,8 @@ class Members:
 
     def _prompt_over(self, placed: Placed) -> None:
         self.prefilling -= placed.admitted and not placed.prefilled
-        if self._prompts.get(placed.track.request.id) is placed:
-            del self._prompts[placed.track.request.id]
+        if self._prompts.get(placed.state.request.id) is placed:
+            del self._prompts[placed.state.request.id]
 
 
 class Silence:

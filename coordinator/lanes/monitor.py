@@ -1,15 +1,15 @@
 """The losslessness monitor: whether drafted tokens are draws of the q they come with, told while serving.
 
-The ratio rules keep the target's law only for honest drafts, and a verifier cannot see honesty in one block. Over many
-it can: per drafter version the sums that verdicts carry are tested, see `sequential_test`. A false alarm, ever, of a
-version has a chance of at most `FALSE_ALARM`, however long it serves and however often it is looked at: half of it for
-everything since the start, the other half for windows that begin anew, so that a lie that begins late is found as soon
-as one that was there from the start.
+The ratio rules keep the target's distribution only for honest drafts, and a verifier cannot see honesty in one block.
+Over many it can: per drafter version the sums that verdicts carry are tested, see `sequential_test`. A false alarm,
+ever, of a version has a chance of at most `FALSE_ALARM`, however long it serves and however often it is looked at: half
+of it for everything since the start, the other half for windows that begin anew, so that a lie that begins late is
+found as soon as one that was there from the start.
 
 An alarm is final for the version, until the coordinator is started anew. From then on no draft of that version is asked
-for under the ratio rules: their sequences go on with another version or with empty blocks, which keeps the law of every
-running request. The coupled rule and temperature 0 cannot be hurt by any draft and keep theirs; requests that name no
-rule get the coupled one while every drafter is distrusted.
+for under the ratio rules: their sequences go on with another version or with empty blocks, which keeps the distribution
+of every running request. The coupled rule and temperature 0 cannot be hurt by any draft and keep theirs; requests that
+name no rule get the coupled one while every drafter is distrusted.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Monitor:
         self._limit = math.log(2.0 / false_alarm)
         self._versions: dict[str, _Version] = {}
 
-    def trusts(self, version: str, law: SamplingParams) -> bool:
-        """Whether drafts of a version may be verified under this law."""
+    def trusts(self, version: str, params: SamplingParams) -> bool:
+        """Whether drafts of a version may be verified under these parameters."""
         known = self._versions.get(version)
-        return known is None or not known.why or law.greedy or law.rule is Rule.COUPLED
+        return known is None or not known.why or params.greedy or params.rule is Rule.COUPLED
 
     def why_not(self, version: str) -> str:
         """A sentence about a version that is distrusted, for people; empty for the others."""

@@ -154,12 +154,12 @@ class Placed:
         "settled_by",
         "since",
         "speculates",
-        "track",
+        "state",
         "turn",
     )
 
-    def __init__(self, track: RequestState) -> None:
-        self.track, self.number, self.epoch = track, track.sequence.number, track.sequence.epoch
+    def __init__(self, state: RequestState) -> None:
+        self.state, self.number, self.epoch = state, state.sequence.number, state.sequence.epoch
         self.round = 0  # of the next report
         self.admitted = False  # the verifier was told of it
         self.prefilled = False
@@ -178,25 +178,25 @@ class Placed:
     @property
     def why_prefilled(self) -> str:
         """What its prompt is run for, as metrics name it."""
-        track = self.track
-        if track.handovers or track.moved:
+        state = self.state
+        if state.handovers or state.moved:
             return "handover"
-        if track.sequence.epoch > track.sequence.born + track.sequence.turned_away:
+        if state.sequence.epoch > state.sequence.born + state.sequence.turned_away:
             return "preempted"
-        return "resumed" if track.sequence.born else "new"
+        return "resumed" if state.sequence.born else "new"
 
     def admission(self) -> Admission:
         """What a verifier needs to run its prompt, and its rounds from then on."""
-        answer, request = self.track.answer, self.track.request
+        answer, request = self.state.answer, self.state.request
         ids = answer.log.ids()
         return Admission(
             Admit(self.number, self.epoch, len(ids), max(answer.room, 1), request.stop_ids, self.drafter),
             ids,
-            request.law,
+            request.params,
             request.longest,
             self.speculates,
             request.cache_salt,
-            self.track.scores,
+            self.state.scores,
             request.seeded,
         )
 
@@ -204,7 +204,7 @@ class Placed:
         """What becomes of it, now that the verifier let it go; None: it is refused for good."""
         in_order = said.rounds == self.round
         if self.prefilled:  # else it may have been refused before anybody looked at its prompt
-            in_order = in_order and said.committed_len == len(self.track.answer.log)
+            in_order = in_order and said.committed_len == len(self.state.answer.log)
         if in_order and said.why is None and self.leaving is not None:
             return self.leaving
         if in_order and said.why is Why.OUT_OF_PAGES:
@@ -215,7 +215,7 @@ class Placed:
             return None
         if self.refused is None and said.why in GONE:
             self.refused = Refusal(*GONE[said.why])
-        self.track.refused = self.refused
+        self.state.refused = self.refused
         return LifeEvent.ORPHANED
 
     def refusal(self) -> DsparkError:

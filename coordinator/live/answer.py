@@ -190,7 +190,7 @@ def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventStream:
                         "prompt_tokens": len(request.prompt),
                         "left_out": left_out,
                         "policy": str(request.policy),
-                        "rule": request.law.rule.name.lower(),
+                        "rule": request.params.rule.name.lower(),
                     }
                 )
                 while not stream.done:

@@ -163,7 +163,7 @@ class CellFeed:
         for each in rounds:
             by_lane.setdefault(each.lane, []).append(each)
         lanes = self._membership.lanes
-        drafting = Counter(track.drafter.facts.name for lane in lanes for track in lane.tracks if track.drafter)
+        drafting = Counter(state.drafter.facts.name for lane in lanes for state in lane.states if state.drafter)
         verifying = {lane.facts.name: len(lane) for lane in lanes}
         return {
             "type": "cell",

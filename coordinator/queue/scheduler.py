@@ -111,46 +111,46 @@ class Scheduler:
         """Seconds until all who wait now would be served, by the time between the last ends."""
         return min(max(self._between_ends.seconds * max(self._line.count, 1), LEAST_HINT_S), MOST_HINT_S)
 
-    def submit(self, *tracks: RequestState) -> None:
+    def submit(self, *states: RequestState) -> None:
         """Takes responsibility for all answers of a request that `check` passed in this turn of the event loop."""
-        track = tracks[0]
-        tenant = track.request.tenant
-        if self._lacks_room(len(tracks)):
-            for displaced in self._line.displaced_by(tenant, len(tracks)):
+        state = states[0]
+        tenant = state.request.tenant
+        if self._lacks_room(len(states)):
+            for displaced in self._line.displaced_by(tenant, len(states)):
                 self._give_up(displaced, "displaced", "others wait with less")
         if not self._line.of(tenant):
             self._shares.arrives(tenant, self._line.tenants, self._alive())
-        self._requests[track.request.id] = list(tracks)
-        self._metrics.prompt_tokens.inc(len(track.request.prompt))
-        for each in tracks:
+        self._requests[state.request.id] = list(states)
+        self._metrics.prompt_tokens.inc(len(state.request.prompt))
+        for each in states:
             self._line.add(each)
         self._look_after_the_line()
         if self.tracing is not None:
-            self.tracing.begun(track.request.id, track.request.traceparent)
+            self.tracing.begun(state.request.id, state.request.traceparent)
         log.info(
             "request.accepted",
-            request=track.request.id,
-            sequence=track.sequence.number,
-            prompt_tokens=len(track.request.prompt),
-            answers=len(tracks),
-            policy=str(track.request.policy),
+            request=state.request.id,
+            sequence=state.sequence.number,
+            prompt_tokens=len(state.request.prompt),
+            answers=len(states),
+            policy=str(state.request.policy),
         )
         self._place()
 
     def abort(self, request_id: str) -> bool:
         """Ends a running request in good order; what it said so far stands."""
-        tracks = tuple(self._requests.get(request_id, ()))
-        for track in tracks:
-            track.end = End(Reason.ABORT)
-            track.sink.push(track.answer.stopped(track.end))
-            self.ended(track, None)
-        return bool(tracks)
+        states = tuple(self._requests.get(request_id, ()))
+        for state in states:
+            state.end = End(Reason.ABORT)
+            state.sink.push(state.answer.stopped(state.end))
+            self.ended(state, None)
+        return bool(states)
 
-    def finish(self, track: RequestState) -> None:
+    def finish(self, state: RequestState) -> None:
         """Its text ended an answer. The front end found it, so nothing is told."""
-        if not track.sequence.finished:
-            track.end = End(Reason.STOP)
-            self.ended(track, None)
+        if not state.sequence.finished:
+            state.end = End(Reason.STOP)
+            self.ended(state, None)
 
     async def emptied(self, longest_s: float) -> None:
         """Until no request is left, or for so long."""
@@ -160,86 +160,86 @@ class Scheduler:
 
     def cut_all(self) -> None:
         """Ends every request, saying where its answer stands."""
-        for track in [each for tracks in self._requests.values() for each in tracks]:
-            self.ended(track, Unavailable(f"the coordinator stops; {_said(track)}"))
+        for state in [each for states in self._requests.values() for each in states]:
+            self.ended(state, Unavailable(f"the coordinator stops; {_said(state)}"))
 
     # What lanes report.
 
-    def ended(self, track: RequestState, error: Exception | None) -> None:
+    def ended(self, state: RequestState, error: Exception | None) -> None:
         """Frees everything an answer held, at once; the first end counts. An error ends its siblings too."""
-        if track.sequence.finished:
+        if state.sequence.finished:
             return
-        track.sequence.apply(LifeEvent.ENDED)
-        lane = self._homes.pop(track, None)
+        state.sequence.apply(LifeEvent.ENDED)
+        lane = self._homes.pop(state, None)
         if lane is not None:
-            lane.forget(track)
+            lane.forget(state)
             self._full.discard(lane)
-        elif track in self._line:
-            self._line.remove(track)
-        self._shares.ended(track)
-        siblings = self._requests[track.request.id]
-        siblings.remove(track)
+        elif state in self._line:
+            self._line.remove(state)
+        self._shares.ended(state)
+        siblings = self._requests[state.request.id]
+        siblings.remove(state)
         if not siblings:
-            del self._requests[track.request.id]
+            del self._requests[state.request.id]
         if not self._requests and self._empty is not None and not self._empty.done():
             self._empty.set_result(None)
         now = self._clock.time()
-        track.stats.ended = now
+        state.stats.ended = now
         self._between_ends.observe(now - self._last_end)
         self._last_end = now
-        outcome = self.endings.add(track, error)
+        outcome = self.endings.add(state, error)
         if self.tracing is not None and not siblings:
-            self.tracing.ended(track, outcome)
-        track.sink.close(error)
+            self.tracing.ended(state, outcome)
+        state.sink.close(error)
         if error is not None and siblings:
             self.ended(siblings[0], error)  # which ends the next one
         self._place()
 
-    def turned_away(self, track: RequestState) -> None:
+    def turned_away(self, state: RequestState) -> None:
         """Waits in front until pages free; a page pool is not asked again for nothing."""
-        lane = self._homes.pop(track)
+        lane = self._homes.pop(state)
         self._full.add(lane)
         self._clock.call_later(PAGES_RETRY_S, self._retry, lane)
-        self._line.add(track)
+        self._line.add(state)
         self._soon()
 
-    def preempted(self, track: RequestState) -> None:
+    def preempted(self, state: RequestState) -> None:
         """Waits in the order of arrival, before everybody younger, until there is room for all it has said."""
-        self._homes.pop(track, None)
-        self._line.add(track)
+        self._homes.pop(state, None)
+        self._line.add(state)
         self._metrics.num_preemptions.inc()
         log.info(
             "sequence.preempted",
-            request=track.request.id,
-            sequence=track.sequence.number,
-            epoch=track.sequence.epoch,
-            offset=track.answer.log.answered,
+            request=state.request.id,
+            sequence=state.sequence.number,
+            epoch=state.sequence.epoch,
+            offset=state.answer.log.answered,
         )
         self._soon()
 
-    def moved(self, track: RequestState) -> None:
+    def moved(self, state: RequestState) -> None:
         """Its verifier will leave. Planned, so it does not count as a loss."""
-        self._homes.pop(track, None)
-        self._line.add(track)
+        self._homes.pop(state, None)
+        self._line.add(state)
         self._metrics.handovers.labels(reason="drained").inc()
         self._soon()
 
-    def orphaned(self, track: RequestState) -> None:
+    def orphaned(self, state: RequestState) -> None:
         """Its verifier is gone or lost it: prompt and committed tokens go to another one, a bounded number of times."""
-        self._homes.pop(track, None)
-        self._line.add(track)
-        track.handovers += 1
+        self._homes.pop(state, None)
+        self._line.add(state)
+        state.handovers += 1
         self._metrics.handovers.labels(reason="lost").inc()
         log.warning(
             "sequence.orphaned",
-            request=track.request.id,
-            sequence=track.sequence.number,
-            epoch=track.sequence.epoch,
-            offset=track.answer.log.answered,
+            request=state.request.id,
+            sequence=state.sequence.number,
+            epoch=state.sequence.epoch,
+            offset=state.answer.log.answered,
         )
-        refused, track.refused = track.refused, None
-        if track.handovers > self._bounds.max_handovers:
-            self.ended(track, _given_up(track, refused))
+        refused, state.refused = state.refused, None
+        if state.handovers > self._bounds.max_handovers:
+            self.ended(state, _given_up(state, refused))
         else:
             self._soon()
 
@@ -269,23 +269,23 @@ class Scheduler:
             self._outage = self._clock.call_later(min(left, WARM_LOOK_S), self._waited)
             return
         self._outage = None
-        for track in [each for each in self._line if not any(lane.could_take(each) for lane in self._lanes)]:
-            self.ended(track, Unavailable(f"no verifier came back within {waited:.3g} s; {_said(track)}"))
+        for state in [each for each in self._line if not any(lane.could_take(each) for lane in self._lanes)]:
+            self.ended(state, Unavailable(f"no verifier came back within {waited:.3g} s; {_said(state)}"))
 
     # Placing.
 
     def _place(self) -> None:
-        while (track := self._next()) is not None:
-            lane = self._choose(track)
+        while (state := self._next()) is not None:
+            lane = self._choose(state)
             if lane is None:
                 break
-            self._line.remove(track)
-            self._homes[track] = lane
-            self._shares.placed(track.request.tenant)
-            if track.stats.placed is None:
-                track.stats.placed = self._clock.time()
-                self._metrics.request_queue_time.observe(track.stats.queue_s())
-            lane.take(track)
+            self._line.remove(state)
+            self._homes[state] = lane
+            self._shares.placed(state.request.tenant)
+            if state.stats.placed is None:
+                state.stats.placed = self._clock.time()
+                self._metrics.request_queue_time.observe(state.stats.queue_s())
+            lane.take(state)
         self._metrics.num_requests_running.set(len(self._homes))
         self._metrics.num_requests_waiting.set(self._line.count)
 
@@ -298,7 +298,7 @@ class Scheduler:
         if len(self._homes) >= most:
             if not tenants or len(self._homes) >= most + most // NEWCOMERS:
                 return None
-            running = {track.request.tenant for track in self._homes}
+            running = {state.request.tenant for state in self._homes}
             tenants = tuple(tenant for tenant in tenants if tenant not in running)
         if not tenants:
             return None
@@ -306,7 +306,7 @@ class Scheduler:
             return self._line.first(tenants[0])
         given = self.given()
         firsts = map(self._line.first, tenants)
-        return min(firsts, key=lambda track: (given[track.request.tenant], track.sequence.number))
+        return min(firsts, key=lambda state: (given[state.request.tenant], state.sequence.number))
 
     def given(self) -> dict[str, float]:
         """Weighted tokens that each tenant with somebody in line was given, see `TenantShares`."""
@@ -315,9 +315,9 @@ class Scheduler:
     def _alive(self) -> Iterable[RequestState]:
         return chain.from_iterable(self._requests.values())
 
-    def _choose(self, track: RequestState) -> Lane | None:
+    def _choose(self, state: RequestState) -> Lane | None:
         """The lane with the fewest sequences that has room for this one."""
-        able = [lane for lane in self._lanes if lane not in self._full and lane.can_take(track)]
+        able = [lane for lane in self._lanes if lane not in self._full and lane.can_take(state)]
         return min(able, key=len, default=None)
 
     def _retry(self, lane: Lane) -> None:
@@ -336,14 +336,14 @@ class Scheduler:
 
     def _look(self) -> None:
         self._overdue = None
-        for track in self._line.overdue(self._clock.time() - self._bounds.queue_s):
-            self._give_up(track, "queue_deadline", f"no place was free within {self._bounds.queue_s:g} s")
+        for state in self._line.overdue(self._clock.time() - self._bounds.queue_s):
+            self._give_up(state, "queue_deadline", f"no place was free within {self._bounds.queue_s:g} s")
         self._look_after_the_line()
 
-    def _give_up(self, track: RequestState, reason: str, why: str) -> None:
+    def _give_up(self, state: RequestState, reason: str, why: str) -> None:
         """Refuses somebody who waited."""
-        if not track.sequence.finished:
-            self.ended(track, self._refuse(reason, Overloaded(why, self._hint_s())))
+        if not state.sequence.finished:
+            self.ended(state, self._refuse(reason, Overloaded(why, self._hint_s())))
 
     # Numbers.
 
@@ -352,15 +352,15 @@ class Scheduler:
         return error
 
 
-def _given_up(track: RequestState, refused: Refusal | None) -> DsparkError:
+def _given_up(state: RequestState, refused: Refusal | None) -> DsparkError:
     """Why nobody is asked any more: verifiers are gone, or the last one is there and says why it cannot go on. A bug of
     its own is no reason for a client to try again."""
     if refused is None:
-        return Unavailable(f"{track.handovers} verifiers were lost; {_said(track)}")
+        return Unavailable(f"{state.handovers} verifiers were lost; {_said(state)}")
     why = refused.message or refused.reason.name.lower()
-    told = f"begun {track.handovers} times, and refused again: {why}; {_said(track)}"
+    told = f"begun {state.handovers} times, and refused again: {why}; {_said(state)}"
     return PeerError(told) if refused.reason is RefusalReason.INTERNAL else Unavailable(told)
 
 
-def _said(track: RequestState) -> str:
-    return f"the answer stands at offset {track.answer.log.answered}"
+def _said(state: RequestState) -> str:
+    return f"the answer stands at offset {state.answer.log.answered}"

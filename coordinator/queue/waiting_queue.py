@@ -50,9 +50,9 @@ class TenantShares:
     def given(self, tenants: Iterable[str], alive: Iterable[RequestState]) -> dict[str, float]:
         """To each of `tenants`, with what their sequences among `alive` have had so far."""
         sums = {tenant: self._settled.get(tenant, 0.0) for tenant in tenants}
-        for track in alive:
-            if track.request.tenant in sums:
-                sums[track.request.tenant] += cost(track)
+        for state in alive:
+            if state.request.tenant in sums:
+                sums[state.request.tenant] += cost(state)
         return sums
 
     def arrives(self, tenant: str, waiting: Iterable[str], alive: Iterable[RequestState]) -> None:
@@ -64,16 +64,16 @@ class TenantShares:
         least = min(given[other] for other in others)
         self._settled[tenant] = self._settled.get(tenant, 0.0) + max(least - given[tenant], 0.0)
         if len(self._settled) > MOST_TENANTS:
-            self._forget({tenant, self._last, *others, *(track.request.tenant for track in alive)})
+            self._forget({tenant, self._last, *others, *(state.request.tenant for state in alive)})
 
     def placed(self, tenant: str) -> None:
         """One of its sequences got a place."""
         self._last = tenant
 
-    def ended(self, track: RequestState) -> None:
+    def ended(self, state: RequestState) -> None:
         """It is over; what it had is settled."""
-        tenant = track.request.tenant
-        self._settled[tenant] = self._settled.get(tenant, 0.0) + cost(track)
+        tenant = state.request.tenant
+        self._settled[tenant] = self._settled.get(tenant, 0.0) + cost(state)
 
     def _forget(self, kept: set[str]) -> None:
         """Who comes back is lifted to the others anyway, so the least given to lose nothing."""
@@ -82,15 +82,15 @@ class TenantShares:
             del self._settled[tenant]
 
 
-def cost(track: RequestState) -> float:
+def cost(state: RequestState) -> float:
     """Weighted tokens a sequence has been given; none before it was placed first."""
-    if track.stats.placed is None:
+    if state.stats.placed is None:
         return 0.0
-    return PROMPT * len(track.request.prompt) + ANSWER * track.answer.log.answered
+    return PROMPT * len(state.request.prompt) + ANSWER * state.answer.log.answered
 
 
 class WaitingQueue:
-    """Tracks in line. Ask `TenantShares` whose turn it is."""
+    """Requests in line. Ask `TenantShares` whose turn it is."""
 
     def __init__(self) -> None:
         self._lines: dict[str, deque[RequestState]] = {}  # none of them empty
@@ -100,8 +100,8 @@ class WaitingQueue:
         for line in self._lines.values():
             yield from line
 
-    def __contains__(self, track: RequestState) -> bool:
-        return track in self._lines.get(track.request.tenant, ())
+    def __contains__(self, state: RequestState) -> bool:
+        return state in self._lines.get(state.request.tenant, ())
 
     @property
     def tenants(self) -> tuple[str, ...]:
@@ -116,20 +116,20 @@ class WaitingQueue:
         """Whose turn it is among a tenant's own."""
         return self._lines[tenant][0]
 
-    def add(self, track: RequestState) -> None:
+    def add(self, state: RequestState) -> None:
         """By arrival: who lost a place stands before everybody of its tenant who came later."""
-        line = self._lines.setdefault(track.request.tenant, deque())
-        number = track.sequence.number
+        line = self._lines.setdefault(state.request.tenant, deque())
+        number = state.sequence.number
         place = len(line)
         while place and line[place - 1].sequence.number > number:
             place -= 1
-        line.insert(place, track)
+        line.insert(place, state)
         self.count += 1
 
-    def remove(self, track: RequestState) -> None:
-        tenant = track.request.tenant
+    def remove(self, state: RequestState) -> None:
+        tenant = state.request.tenant
         line = self._lines[tenant]
-        line.remove(track)
+        line.remove(state)
         self.count -= 1
         if not line:
             del self._lines[tenant]
@@ -139,17 +139,17 @@ class WaitingQueue:
         longest = max(self._lines, key=lambda each: len(self._lines[each]), default=tenant)
         if self.of(longest) - answers < self.of(tenant) + answers:
             return []
-        fresh = [track for track in reversed(self._lines[longest]) if track.stats.placed is None]
+        fresh = [state for state in reversed(self._lines[longest]) if state.stats.placed is None]
         return fresh[:answers] if len(fresh) >= answers else []
 
     def overdue(self, before: float) -> list[RequestState]:
         """Those that came before this clock time and never had a place."""
         late = []
         for line in self._lines.values():
-            for track in line:
-                if track.stats.placed is not None:
+            for state in line:
+                if state.stats.placed is not None:
                     continue
-                if track.stats.arrived >= before:
+                if state.stats.arrived >= before:
                     break
-                late.append(track)
+                late.append(state)
         return late

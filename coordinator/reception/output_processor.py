@@ -92,7 +92,7 @@ class AnswerOutput:
         self.stats = RequestStats(arrived)
         self._text = text
         self._stops = StopStrings(request.stops, show_match=request.show_stop)
-        self._show_stop, self._min_tokens = request.show_stop, request.law.min_tokens
+        self._show_stop, self._min_tokens = request.show_stop, request.params.min_tokens
 
     def read(self, piece: CommittedTokens, at: float, shown: OutputChunk) -> bool:
         """Adds a piece that came at clock time `at` to what is shown; returns whether it ended the answer."""

@@ -117,7 +117,7 @@ def write_complete(output: OutputProcessor) -> generate_pb2.GenerateResponse:
             acceptance_histogram=stats.acceptance_histogram,
             verified_histogram=stats.verified_histogram,
             policy=str(request.policy),
-            rule=write_rule(request.law.rule),
+            rule=write_rule(request.params.rule),
         ),
         timings=generate_pb2.Timings(
             queue_ms=1e3 * stats.queue_s(),

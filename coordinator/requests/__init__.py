@@ -1,1 +1,1 @@
-"""What is asked: its fields checked, its law, whose it is."""
+"""What is asked: its fields checked, how it is sampled, whose it is."""

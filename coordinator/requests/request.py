@@ -20,14 +20,14 @@ class Request:
 
     id: str
     prompt: tuple[int, ...]
-    law: SamplingParams
+    params: SamplingParams
     max_tokens: int
     policy: Policy
     stop_ids: frozenset[int] = frozenset()  # the target's own included, unless they are to be ignored
     stops: tuple[str, ...] = ()
     show_stop: bool = False
     skip_special: bool = True
-    choices: int = 1  # answers; each is a sequence of its own, with `law.choice` 0, 1, ...
+    choices: int = 1  # answers; each is a sequence of its own, with `params.choice` 0, 1, ...
     cache_salt: str = ""  # computed prefixes are shared among equals
     seeded: bool = False  # by its client: its draws may have been drawn before
     tenant: str = ""  # whose it is, as its credentials say; "" where nobody is asked

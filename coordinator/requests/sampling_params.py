@@ -1,4 +1,5 @@
-"""The sampling fields of a request, checked one by one, as the law of its answers. Errors name the field.
+"""The sampling fields of a request, checked one by one, as the sampling parameters of its answers. Errors name the
+field.
 
 Comparisons are written so that they refuse NaN. Draws are keyed by the request's seed, or by one drawn here.
 """
@@ -49,7 +50,7 @@ def read_sampling_params(
     stop_ids: Collection[int],
     vocab_size: int,
 ) -> SamplingParams:
-    """The law of the first answer; the others differ in `choice` alone."""
+    """Those of the first answer; the others differ in `choice` alone."""
     params = message.sampling_params
     min_tokens = _min_tokens(params, max_tokens, stop_ids, vocab_size)
     numbers = _numbers(params)

@@ -90,15 +90,15 @@ def read_request(
     check_head(message, limits.has_tokenizer)
     field = "text" if message.WhichOneof("input") == "text" else "tokenized.input_ids"
     _check_prompt(prompt, field, limits)
-    params = message.sampling_params
+    asked = message.sampling_params
     policy = parse_policy(message.speculation.policy) if message.speculation.policy else limits.policy
-    rule = Rule.COUPLED if params.HasField("seed") else limits.rule
+    rule = Rule.COUPLED if asked.HasField("seed") else limits.rule
     if message.speculation.rule != types_pb2.RULE_UNSPECIFIED:
         rule = Rule(message.speculation.rule)
-    stops = _read_stops(params, limits.has_tokenizer)
-    stop_ids = _read_stop_ids(params, limits)
-    max_tokens = _read_max_tokens(params, len(prompt), limits)
-    law = read_sampling_params(
+    stops = _read_stops(asked, limits.has_tokenizer)
+    stop_ids = _read_stop_ids(asked, limits)
+    max_tokens = _read_max_tokens(asked, len(prompt), limits)
+    params = read_sampling_params(
         message,
         rule,
         draw_seed,
@@ -110,21 +110,21 @@ def read_request(
     return Request(
         id=message.request_id or make_id(),
         prompt=prompt,
-        law=law,
+        params=params,
         max_tokens=max_tokens,
         policy=policy,
         stop_ids=stop_ids,
         stops=stops,
-        show_stop=params.include_stop_str_in_output,
-        skip_special=params.skip_special_tokens if params.HasField("skip_special_tokens") else True,
-        choices=read_choices(params),
+        show_stop=asked.include_stop_str_in_output,
+        skip_special=asked.skip_special_tokens if asked.HasField("skip_special_tokens") else True,
+        choices=read_choices(asked),
         weight=_read_weight(message.speculation),
         drafter=message.speculation.drafter,
         cache_salt=message.cache_salt,
-        seeded=params.HasField("seed"),
+        seeded=asked.HasField("seed"),
         label=message.label,
         traceparent=message.traceparent[:MAX_ID],
-        prompt_logprobs=_read_scores(params, len(prompt)),
+        prompt_logprobs=_read_scores(asked, len(prompt)),
     )
 
 

@@ -18,7 +18,7 @@ from coordinator.simulation.recorder import Recorder, Tap
 from coordinator.simulation.scenario import Scenario, Span
 from dspark.errors import DsparkError
 from dspark.rounds.policy import parse_policy
-from dspark.synthetic.law import mix_one
+from dspark.synthetic.oracle import mix_one
 from dspark.types import SamplingParams
 
 
@@ -80,15 +80,15 @@ class SimulatedLoad:
             seed=scenario.seed,
         )
         prompt, most = wanted.prompt, wanted.answer_tokens
-        law = SamplingParams(temperature=scenario.temperature, seed=scenario.seed + number)
-        request = Request(f"r{number}", prompt, law, most, self._policy)
+        params = SamplingParams(temperature=scenario.temperature, seed=scenario.seed + number)
+        request = Request(f"r{number}", prompt, params, most, self._policy)
         log = CommitLog(prompt)
         answer = Answer(log, max_tokens=most)
         tap = Tap(self._recorder, number, self._ended)
-        track = RequestState(request, SequenceLife(number + 1), answer, RequestStats(self._loop.time()), tap)
+        state = RequestState(request, SequenceLife(number + 1), answer, RequestStats(self._loop.time()), tap)
         try:
             self._admission.check(request)
-            self._admission.submit(track)
+            self._admission.submit(state)
         except DsparkError:
             self.refused += self._recorder.inside(self._loop.time())
 

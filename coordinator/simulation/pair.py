@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from dspark.rounds.control import Admission
-from dspark.synthetic.law import SyntheticLaw
+from dspark.synthetic.oracle import SyntheticOracle
 
 
 class SimulatedContext:
@@ -46,25 +46,25 @@ class SimulatedPair(Protocol):
 class SyntheticPair:
     """By the file of a synthetic pair: everything is a hash of (seed, sequence, position, slot)."""
 
-    def __init__(self, law: SyntheticLaw) -> None:
-        self._law = law
+    def __init__(self, oracle: SyntheticOracle) -> None:
+        self._oracle = oracle
 
     def admitted(self, held: SimulatedContext) -> None:
-        law, first = held.admission.law, held.admission.token_ids[0]
-        held.key, held.domain = self._law.key(first, law.seed, law.choice), self._law.domain(first)
+        params, first = held.admission.params, held.admission.token_ids[0]
+        held.key, held.domain = self._oracle.key(first, params.seed, params.choice), self._oracle.domain(first)
 
     def first(self, held: SimulatedContext) -> int:
-        return int(self._law.target(np.array([held.key], np.uint64), np.array([len(held.tokens)]))[0])
+        return int(self._oracle.target(np.array([held.key], np.uint64), np.array([len(held.tokens)]))[0])
 
     def draft(self, asked: Sequence[tuple[SimulatedContext, int]]) -> Sequence[SimulatedBlock]:
         keys = np.array([held.key for held, _ in asked], np.uint64)
         anchors = np.array([len(held.tokens) - 1 for held, _ in asked])
-        ids, chances = self._law.draft(keys, np.array([held.domain for held, _ in asked]), anchors)
-        sure = self._law.confidences(keys, anchors, chances)
+        ids, chances = self._oracle.draft(keys, np.array([held.domain for held, _ in asked]), anchors)
+        sure = self._oracle.confidences(keys, anchors, chances)
         rows = zip(ids.tolist(), sure.tolist(), asked, strict=True)
         return [SimulatedBlock(mine[:slots], believed[:slots]) for mine, believed, (_, slots) in rows]
 
     def judge(self, asked: Sequence[tuple[SimulatedContext, Sequence[int]]]) -> Sequence[tuple[int, ...]]:
         keys = np.array([held.key for held, _ in asked], np.uint64)
         lengths = np.array([len(held.tokens) for held, _ in asked])
-        return self._law.judge(keys, lengths, [prefix for _, prefix in asked])
+        return self._oracle.judge(keys, lengths, [prefix for _, prefix in asked])

@@ -23,7 +23,7 @@ from coordinator.simulation.verifier import SimulatedVerifier
 from coordinator.simulation.virtual_loop import run_virtual
 from coordinator.simulation.world import KVShape, World
 from dspark.runtime.telemetry import Metrics
-from dspark.synthetic.law import SyntheticLaw
+from dspark.synthetic.oracle import SyntheticOracle
 
 
 def simulate(scenario: Scenario) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class _Cell:
         bounds = QueueBounds(max_running=most, max_queued=scenario.max_queued)
         admission = Scheduler(bounds, clock, self._metrics)
         kv = KVShape(scenario.kv_tokens // scenario.page_size, scenario.page_size, scenario.prefill_chunk)
-        pair = SyntheticPair(SyntheticLaw(scenario.spec))
+        pair = SyntheticPair(SyntheticOracle(scenario.spec))
         self._world = World(pair, scenario.spec, scenario.hops, kv, scenario.cores)
         self._processors = [Device(self._world.cores) for _ in range(scenario.coordinators)]
         load: Counter[DrafterPort] = Counter()

@@ -48,31 +48,31 @@ class Endings:
     def most(self) -> int:
         return self._ring.maxlen or 0
 
-    def add(self, track: RequestState, error: Exception | None) -> str:
+    def add(self, state: RequestState, error: Exception | None) -> str:
         """Call it once the stats have their end. Returns the outcome."""
-        outcome = outcome_of(track, error)
-        self._count(track, outcome)
+        outcome = outcome_of(state, error)
+        self._count(state, outcome)
         log.info(
             "request.ended",
-            request=track.request.id,
-            sequence=track.sequence.number,
+            request=state.request.id,
+            sequence=state.sequence.number,
             outcome=outcome,
-            tokens=track.answer.log.answered,
-            rounds=track.stats.rounds,
+            tokens=state.answer.log.answered,
+            rounds=state.stats.rounds,
         )
         self._ring.append(
             Ended(
-                request=track.request.id,
-                index=track.answer.index,
+                request=state.request.id,
+                index=state.answer.index,
                 outcome=outcome,
                 error="" if error is None else str(error),
-                policy=str(track.request.policy),
-                rule=track.request.law.rule.name.lower(),
-                verifier=track.last_verifier,
-                drafter=track.last_drafter,
-                prompt_tokens=len(track.request.prompt),
-                tokens=track.answer.log.answered,
-                stats=track.stats,
+                policy=str(state.request.policy),
+                rule=state.request.params.rule.name.lower(),
+                verifier=state.last_verifier,
+                drafter=state.last_drafter,
+                prompt_tokens=len(state.request.prompt),
+                tokens=state.answer.log.answered,
+                stats=state.stats,
             )
         )
         return outcome
@@ -87,8 +87,8 @@ class Endings:
         """The newest first."""
         return [self._ring[-1 - back] for back in range(min(count, len(self._ring)))]
 
-    def _count(self, track: RequestState, outcome: str) -> None:
-        metrics, stats = self._metrics, track.stats
+    def _count(self, state: RequestState, outcome: str) -> None:
+        metrics, stats = self._metrics, state.stats
         metrics.requests.labels(outcome=outcome).inc()
         if (ended := "abort" if outcome == "cancelled" else outcome) in ENDS:
             metrics.request_success.labels(finished_reason=ended).inc()
@@ -97,23 +97,23 @@ class Endings:
             metrics.time_to_first_token.observe(stats.first_token_s())
             metrics.request_prefill_time.observe(stats.first_token_s() - stats.queue_s())
             metrics.request_decode_time.observe(stats.total_s() - stats.first_token_s())
-        metrics.request_prompt_tokens.observe(len(track.request.prompt))
-        metrics.request_generation_tokens.observe(track.answer.log.answered)
-        if track.answer.log.answered > 1:
-            metrics.request_time_per_output_token.observe(stats.per_token_s(track.answer.log.answered))
+        metrics.request_prompt_tokens.observe(len(state.request.prompt))
+        metrics.request_generation_tokens.observe(state.answer.log.answered)
+        if state.answer.log.answered > 1:
+            metrics.request_time_per_output_token.observe(stats.per_token_s(state.answer.log.answered))
 
 
-def outcome_of(track: RequestState, error: Exception | None) -> str:
+def outcome_of(state: RequestState, error: Exception | None) -> str:
     """How an answer ended, in one word."""
     match error:
         case None:
-            return track.end.reason.value if track.end is not None else "unknown"
+            return state.end.reason.value if state.end is not None else "unknown"
         case RequestCancelled():
             return "cancelled"
         case Expired():
             return "expired"
         case Overloaded():
-            return "slow_reader" if track.stats.placed is not None else "overloaded"
+            return "slow_reader" if state.stats.placed is not None else "overloaded"
         case Unavailable():
             return "unavailable"
     return "error"

@@ -152,7 +152,7 @@ def price(made: Reported) -> float | None:
 def told(part: RoundPart) -> Told:
     """An answer's part in its round."""
     made, at, kept = part.round, part.at, part.kept
-    said, track = made.rounds[at], made.tracks[at]
+    said, state = made.rounds[at], made.states[at]
     terms = made.plan.terms_of(said.sequence)
     confidence = np.asarray(said.confidence, np.float64)[None]
     alive = survival(confidence, np.array([confidence.shape[1]]))[0]
@@ -170,12 +170,12 @@ def told(part: RoundPart) -> Told:
     return Told(
         lane=made.lane,
         sequence=said.sequence,
-        choice=track.answer.index,
+        choice=state.answer.index,
         round=said.round,
         offset=part.offset,
-        policy=str(track.request.policy),
+        policy=str(state.request.policy),
         drafter=drafter,
-        empty_because="" if slots else REASONS.get(said.why_empty, "unspecified") if track.speculates else "policy_off",
+        empty_because="" if slots else REASONS.get(said.why_empty, "unspecified") if state.speculates else "policy_off",
         asked=terms.slots if drafter else 0,
         slots=slots,
         prefix=said.verified,

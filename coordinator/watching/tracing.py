@@ -77,22 +77,22 @@ class Tracing:
         except Overloaded:
             self._metrics.dropped.labels(kind="trace", reason="full").inc()
 
-    def ended(self, track: RequestState, outcome: str) -> None:
+    def ended(self, state: RequestState, outcome: str) -> None:
         """The last answer of a request has ended: told when the round that ended it has been noted too."""
-        opened = self._open.pop(track.request.id, None)
+        opened = self._open.pop(state.request.id, None)
         if opened is not None:
-            asyncio.get_running_loop().call_soon(self._finish, track, outcome, opened)
+            asyncio.get_running_loop().call_soon(self._finish, state, outcome, opened)
 
-    def _finish(self, track: RequestState, outcome: str, opened: _Open) -> None:
+    def _finish(self, state: RequestState, outcome: str, opened: _Open) -> None:
         parts = opened.watch.parts()
         opened.watch.__exit__(None, None, None)
         try:
-            self._tell(track, outcome, opened.parent, parts)
+            self._tell(state, outcome, opened.parent, parts)
         except Exception:  # a trace that cannot be told harms nobody
-            log.exception("trace.failed", request=track.request.id)
+            log.exception("trace.failed", request=state.request.id)
 
-    def _tell(self, track: RequestState, outcome: str, parent: Parent | None, parts: list[RoundPart]) -> None:
-        stats, request = track.stats, track.request
+    def _tell(self, state: RequestState, outcome: str, parent: Parent | None, parts: list[RoundPart]) -> None:
+        stats, request = state.stats, state.request
         at = self._wall(self._clock.time())
         end = stats.ended if stats.ended is not None else self._clock.time()
         root = self._span("generate", at(stats.arrived), _context(parent), kind="server")
@@ -103,11 +103,11 @@ class Tracing:
                 "gen_ai.response.id": request.id,
                 "gen_ai.response.finish_reasons": [outcome],
                 "gen_ai.request.max_tokens": request.max_tokens,
-                "gen_ai.request.temperature": request.law.temperature,
+                "gen_ai.request.temperature": request.params.temperature,
                 "gen_ai.usage.input_tokens": len(request.prompt),
-                "gen_ai.usage.output_tokens": track.answer.log.answered,
+                "gen_ai.usage.output_tokens": state.answer.log.answered,
                 "dspark.spec.policy": str(request.policy),
-                "dspark.spec.rule": request.law.rule.name.lower(),
+                "dspark.spec.rule": request.params.rule.name.lower(),
                 "dspark.spec.rounds": stats.rounds,
                 "dspark.spec.mean_acceptance_length": stats.mean_acceptance_length,
                 **({"dspark.label": request.label} if request.label else {}),

@@ -60,10 +60,10 @@ class Watch:
         if self.request is None:
             self._put(self._rounds, round)
             return
-        for track, at, before in round.of(self.request):
-            log = track.answer.log
+        for state, at, before in round.of(self.request):
+            log = state.answer.log
             kept = max(len(log) - before, 0)
-            self._put(self._parts, RoundPart(round, at, before - log.prompt_len, kept, track.answer.room + kept))
+            self._put(self._parts, RoundPart(round, at, before - log.prompt_len, kept, state.answer.room + kept))
             self.wakeup.ring()
 
     def _put(self, queue: deque[T], item: T) -> None:

@@ -52,9 +52,9 @@ async def warm(
         for drafter in drafters:
             lane.drafter_joined(drafter)
         if plain:
-            await owner.run(lane, [_track(verifier.facts, Off(), 1 + PLAIN_STEPS, rule, clock)])
+            await owner.run(lane, [_state(verifier.facts, Off(), 1 + PLAIN_STEPS, rule, clock)])
         drafted = [
-            _track(
+            _state(
                 verifier.facts,
                 Fixed(drafter.facts.block_size),
                 1 + DRAFTED_STEPS * (drafter.facts.block_size + 1),
@@ -65,7 +65,7 @@ async def warm(
             for drafter in drafters
         ]
         await owner.run(lane, drafted)
-        if idle := [track.request.drafter for track in drafted if not track.stats.drafted]:
+        if idle := [state.request.drafter for state in drafted if not state.stats.drafted]:
             raise Unwarmed(f"{', '.join(idle)} drafted nothing")
 
 
@@ -86,45 +86,45 @@ async def _lane(verifier: VerifierClient, owner: _Owner, waits: Conduct, clock: 
 
 
 class _Owner:
-    """Of the lane: whatever becomes of a track but a good end is a failure."""
+    """Of the lane: whatever becomes of a request but a good end is a failure."""
 
     def __init__(self) -> None:
         self.why_lost = "the verifier was lost"
         self._lane: Lane | None = None
         self._left: dict[RequestState, asyncio.Future[None]] = {}
 
-    async def run(self, lane: Lane, tracks: Sequence[RequestState]) -> None:
+    async def run(self, lane: Lane, states: Sequence[RequestState]) -> None:
         """Until all have ended; what is left of them at an error or a cancellation is freed by the lane's end."""
         self._lane = lane
-        self._left = {track: asyncio.get_running_loop().create_future() for track in tracks}
-        for track in tracks:
-            lane.take(track)
-        if tracks:
+        self._left = {state: asyncio.get_running_loop().create_future() for state in states}
+        for state in states:
+            lane.take(state)
+        if states:
             await asyncio.gather(*self._left.values())
 
-    def ended(self, track: RequestState, error: Exception | None) -> None:
-        if track.sequence.finished:
+    def ended(self, state: RequestState, error: Exception | None) -> None:
+        if state.sequence.finished:
             return
-        track.sequence.apply(LifeEvent.ENDED)
+        state.sequence.apply(LifeEvent.ENDED)
         assert self._lane is not None
-        self._lane.forget(track)
-        self._settle(track, None if error is None else str(error))
+        self._lane.forget(state)
+        self._settle(state, None if error is None else str(error))
 
-    def turned_away(self, track: RequestState) -> None:
-        self._settle(track, "there is no page for it")
+    def turned_away(self, state: RequestState) -> None:
+        self._settle(state, "there is no page for it")
 
-    def preempted(self, track: RequestState) -> None:
-        self._settle(track, "it found no page")
+    def preempted(self, state: RequestState) -> None:
+        self._settle(state, "it found no page")
 
-    def moved(self, track: RequestState) -> None:
-        self._settle(track, "the verifier leaves")
+    def moved(self, state: RequestState) -> None:
+        self._settle(state, "the verifier leaves")
 
-    def orphaned(self, track: RequestState) -> None:
-        refused = track.refused
-        self._settle(track, (refused.message or refused.reason.name.lower()) if refused else self.why_lost)
+    def orphaned(self, state: RequestState) -> None:
+        refused = state.refused
+        self._settle(state, (refused.message or refused.reason.name.lower()) if refused else self.why_lost)
 
-    def _settle(self, track: RequestState, why: str | None) -> None:
-        future = self._left[track]
+    def _settle(self, state: RequestState, why: str | None) -> None:
+        future = self._left[state]
         if not future.done():
             future.set_exception(Unwarmed(why)) if why is not None else future.set_result(None)
             future.exception()  # heard, even if another one's comes first
@@ -140,7 +140,7 @@ class _Unread:
         pass
 
 
-def _track(
+def _state(
     verifier: VerifierFacts,
     policy: Policy,
     tokens: int,
@@ -154,7 +154,7 @@ def _track(
     request = Request(
         id="warm-up",
         prompt=tuple(position % verifier.vocab_size for position in range(1, length + 1)),
-        law=SamplingParams(seed=secrets.randbits(64), rule=rule),
+        params=SamplingParams(seed=secrets.randbits(64), rule=rule),
         max_tokens=max(min(tokens, room - length), 1),
         policy=policy,
         cache_salt=f"warm-up {secrets.token_hex(8)}",  # nobody's prompt is found computed

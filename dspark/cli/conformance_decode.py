@@ -213,7 +213,7 @@ class _Turn:
             run.cursor = run.cursor._replace(round=run.cursor.round + 1, committed_len=len(run.ids))
             self._fill(run)
         blocks = draft.draft(
-            [DraftItem(run.cursor, run.ids[-1], features_through=len(run.ids) - 1, law=GREEDY) for run in runs]
+            [DraftItem(run.cursor, run.ids[-1], features_through=len(run.ids) - 1, params=GREEDY) for run in runs]
         )
         prefixes = _prefixes(runs, blocks, ends_at_stop=draft.drafter.config.kind != "block")
         items = [VerifyItem(run.cursor, run.ids[-1], ids, q) for run, (ids, q) in zip(runs, prefixes, strict=True)]

@@ -96,7 +96,7 @@ def _block_problems(
             rows, ids = draft.drafter.project(case["context_features"][0]), case["prompt_ids"][0].tolist()
             for start in range(0, length, ROWS):
                 served(draft.ingest(number, 1, start, ids[start : start + ROWS], rows[start : start + ROWS]))
-            items.append(DraftItem(cursor, anchor, features_through=length, law=SamplingParams(temperature=0.0)))
+            items.append(DraftItem(cursor, anchor, features_through=length, params=SamplingParams(temperature=0.0)))
         blocks = draft.draft(items)
         proposal, anchors = draft.propose(items, size)
         corrected, said = [], [anchors]

@@ -108,7 +108,7 @@ def _identity(args: argparse.Namespace, settings: Any, asking: Any) -> dict[str,
         "prompts": hashlib.sha256(args.prompts.read_bytes()).hexdigest()[:16],
         **{name: value for name, value in settled(settings).items() if name != "cache"},
         "cache": bool(settings.cache),
-        **{f"ask_{name}": value for name, value in asking.law().items() if name != "seed"},
+        **{f"ask_{name}": value for name, value in asking.settings().items() if name != "seed"},
         **{name: getattr(args, name) for name in ("limit", "held_out_share", "min_supervised", "answer_tokens")},
     }
 

@@ -74,7 +74,8 @@ class AsyncClient:
         """Streams the answer to a text or to token ids. `options`: see `Sampling`; `timeout`: the deadline.
 
         `resume_s`: how many seconds to go on asking for the rest when the stream breaks because a process of the cell
-        is gone. Needs the coordinator's journal, unless the law repeats the ids: temperature 0, or coupled with a seed.
+        is gone. Needs the coordinator's journal, unless the parameters repeat the ids: temperature 0, or coupled with a
+        seed.
         """
         request = write_request(prompt, Sampling(**options))
 

@@ -1,7 +1,7 @@
 """The lossless accept-or-correct rules: which one judges a sequence, and what is common to all of them.
 
-`token` and `block` are ratio rules, exact for the law; `coupled` repeats plain decoding under the same noise. At
-temperature 0 all three are greedy matching, whatever q says. Rules compute in float64. Noise is keyed by `philox`
+`token` and `block` are ratio rules, exact for the distribution; `coupled` repeats plain decoding under the same noise.
+At temperature 0 all three are greedy matching, whatever q says. Rules compute in float64. Noise is keyed by `philox`
 (invariant 4).
 
 Symbols: l drafted tokens of one sequence, which owns l + 1 rows of a packed pass.
@@ -24,7 +24,7 @@ from dspark.decoding.draws import DrawsWatch as DrawsWatch
 from dspark.decoding.judge_at_once import Verdicts, judge_at_once
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.ratio import residual as residual
-from dspark.decoding.sampling import LawColumns, best, distribution, draw
+from dspark.decoding.sampling import SamplingColumns, best, distribution, draw
 from dspark.decoding.shaping import Shaper, shaped
 from dspark.decoding.sparse_q import validate_q as validate_q
 from dspark.decoding.token_rule import accept_probability as accept_probability
@@ -59,7 +59,7 @@ def judge(
 
     by_rule = {Rule.TOKEN: token, Rule.BLOCK: block, Rule.COUPLED: coupled}
     for index, case in enumerate(cases):
-        ways.setdefault(_judge_greedy if case.law.greedy else by_rule[case.law.rule], []).append(index)
+        ways.setdefault(_judge_greedy if case.params.greedy else by_rule[case.params.rule], []).append(index)
     if len(ways) == 1:
         return next(iter(ways))(logits, cases)
     verdicts: Verdicts = [(0, 0)] * len(cases)
@@ -69,15 +69,15 @@ def judge(
     return verdicts
 
 
-def first_token(logits: Tensor, law: SamplingParams, cursor: Cursor, shaper: Shaper | None = None) -> int:
+def first_token(logits: Tensor, params: SamplingParams, cursor: Cursor, shaper: Shaper | None = None) -> int:
     """The token a prefill adds: logits [V] of its last position; cursor.committed_len counts the tokens it ran."""
     rows = shaped(logits.unsqueeze(0), [(0, (), shaper)])
-    if law.greedy:
+    if params.greedy:
         return int(best(rows))
-    probs = distribution(rows, LawColumns.of([law], logits.device))
-    if law.rule is Rule.COUPLED:
-        return first_coupled(probs, law, cursor)
-    u = uniforms(law.seed, law.choice, law.rule, Purpose.EMIT, cursor.epoch, cursor.anchor_position, [0])
+    probs = distribution(rows, SamplingColumns.of([params], logits.device))
+    if params.rule is Rule.COUPLED:
+        return first_coupled(probs, params, cursor)
+    u = uniforms(params.seed, params.choice, params.rule, Purpose.EMIT, cursor.epoch, cursor.anchor_position, [0])
     return int(draw(probs, torch.from_numpy(u).to(probs.device)))
 
 

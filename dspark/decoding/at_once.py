@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.gumbel import NEAR_TIE, race
-from dspark.decoding.sampling import LawColumns, distribution
+from dspark.decoding.sampling import SamplingColumns, distribution
 
 
 class Given(NamedTuple):
@@ -50,9 +50,10 @@ def greedy(logits: Tensor, at: Given) -> Decision:
     return Decision(accepted, _at(top, accepted), sound, at.q_probs, torch.zeros_like(accepted))
 
 
-def coupled(logits: Tensor, at: Given, laws: LawColumns, noise: Tensor) -> Decision:
-    """The same of what the target draws, from logits that are shaped: laws as in `ratio`, noise [m * (L + 1), V]."""
-    probs = distribution(logits[at.rows].flatten(0, 1), laws, waits=False)
+def coupled(logits: Tensor, at: Given, all_params: SamplingColumns, noise: Tensor) -> Decision:
+    """The same of what the target draws, from logits that are shaped: distributions as in `ratio`, noise [m * (L + 1),
+    V]."""
+    probs = distribution(logits[at.rows].flatten(0, 1), all_params, waits=False)
     drawn, leads, sound = (part.view(at.rows.shape) for part in race(probs, noise))
     accepted = _matched(drawn, at)
     looked_at = torch.arange(at.rows.shape[1], device=logits.device) <= accepted.unsqueeze(-1)
@@ -67,10 +68,10 @@ def _matched(tokens: Tensor, at: Given) -> Tensor:
     return matched.long().cumprod(dim=-1).sum(dim=-1)
 
 
-def ratio(logits: Tensor, at: Given, laws: LawColumns) -> Decision:
-    """logits [T, V], shaped; laws: a row for each of m * (L + 1), or one."""
+def ratio(logits: Tensor, at: Given, all_params: SamplingColumns) -> Decision:
+    """logits [T, V], shaped; all_params: a row for each of m * (L + 1), or one."""
     m, longest = at.drafted.shape
-    probs = distribution(logits[at.rows].flatten(0, 1), laws, waits=False).view(m, longest + 1, -1)
+    probs = distribution(logits[at.rows].flatten(0, 1), all_params, waits=False).view(m, longest + 1, -1)
     p = probs[:, :-1].gather(-1, at.q_ids)
     own = (at.q_ids == at.drafted.unsqueeze(-1)) & (at.q_probs > 0)
     q, mine = (torch.where(own, part, 0.0).sum(dim=-1) for part in (at.q_probs, p))
@@ -117,15 +118,15 @@ def _without(last: Tensor, accepted: Tensor, stopped: Tensor, at: Given) -> Tens
     return torch.where(mass > 0, rest / mass, last)
 
 
-def drawn(law: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+def drawn(probs: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """`sampling.draw` without a look at any number: (ids [m], whether they can be drawn [m])."""
-    mass = law.cumsum(dim=-1)
+    mass = probs.cumsum(dim=-1)
     ids = torch.searchsorted(mass, u.unsqueeze(-1) * mass[:, -1:], right=True)
-    possible, columns = law > 0, torch.arange(law.shape[-1], device=law.device)
-    behind = torch.where(possible & (columns >= ids), columns, law.shape[-1]).amin(dim=-1)
+    possible, columns = probs > 0, torch.arange(probs.shape[-1], device=probs.device)
+    behind = torch.where(possible & (columns >= ids), columns, probs.shape[-1]).amin(dim=-1)
     last = torch.where(possible, columns, 0).amax(dim=-1)
     sound = possible.any(dim=-1) & (mass[:, -1] < torch.inf)  # of NaN neither holds
-    return torch.where(behind < law.shape[-1], behind, last), sound
+    return torch.where(behind < probs.shape[-1], behind, last), sound
 
 
 def _at(rows: Tensor, place: Tensor) -> Tensor:

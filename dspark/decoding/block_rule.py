@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dspark.decoding.case import PackedCase, target_law
+from dspark.decoding.case import PackedCase, target_probs
 from dspark.decoding.draws import DrawsWatch
 from dspark.decoding.ratio import (
     Floats,
@@ -98,7 +98,7 @@ def judge_block(logits: Tensor, cases: Sequence[PackedCase], watch: DrawsWatch |
     kept, rejected, alive = longest(made, slots, coins_of_slots(cases, slots))
     if watch is not None:
         note_blocks(watch, cases, slots, p, kept)
-    last = target_law(logits, list(zip(cases, kept, strict=True)))
+    last = target_probs(logits, list(zip(cases, kept, strict=True)))
     tokens = emit(scaled(last, alive), slots, rejected, coins_of_emission(cases, kept))
     return list(zip(kept, tokens, strict=True))
 

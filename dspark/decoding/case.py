@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dspark.decoding.sampling import LawColumns, distribution
+from dspark.decoding.sampling import SamplingColumns, distribution
 from dspark.decoding.shaping import Shaper
 from dspark.types import Cursor, SamplingParams, SparseQ
 
@@ -20,17 +20,17 @@ class PackedCase:
     """One sequence of a packed pass, `validate_q` passed: its rows start at `first_row`, the anchor's."""
 
     cursor: Cursor
-    law: SamplingParams
+    params: SamplingParams
     first_row: int
     draft_ids: Sequence[int]
     q: SparseQ
-    shaper: Shaper | None = None  # where the law shapes logits: has counted all committed tokens
+    shaper: Shaper | None = None  # where the parameters shape logits: has counted all committed tokens
 
 
-def target_law(logits: Tensor, spots: Sequence[Spot]) -> Tensor:
+def target_probs(logits: Tensor, spots: Sequence[Spot]) -> Tensor:
     """Target distributions at these spots of a packed pass: logits [T, V], shaped -> [len(spots), V] float64."""
     rows = take(logits, [case.first_row + slot for case, slot in spots])
-    return distribution(rows, LawColumns.of([case.law for case, _ in spots], logits.device))
+    return distribution(rows, SamplingColumns.of([case.params for case, _ in spots], logits.device))
 
 
 def take(logits: Tensor, rows: Sequence[int]) -> Tensor:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dspark.decoding.case import PackedCase, Spot, target_law
+from dspark.decoding.case import PackedCase, Spot, target_probs
 from dspark.decoding.gumbel import NEAR_TIE, times, winners
 from dspark.types import Cursor, SamplingParams
 
@@ -53,15 +53,15 @@ def judge_coupled(
     return verdicts
 
 
-def first_coupled(probs: Tensor, law: SamplingParams, cursor: Cursor) -> int:
+def first_coupled(probs: Tensor, params: SamplingParams, cursor: Cursor) -> int:
     """The token after a prefill of cursor.committed_len tokens: probs [1, V]."""
-    noise = times([law], [cursor.anchor_position + 1], probs.shape[-1], probs.device)
+    noise = times([params], [cursor.anchor_position + 1], probs.shape[-1], probs.device)
     return int(winners(probs, noise)[0])
 
 
 def _race(logits: Tensor, spots: Sequence[Spot]) -> list[tuple[int, float]]:
     """(token, its lead) at each spot."""
     positions = [case.cursor.anchor_position + 1 + slot for case, slot in spots]
-    noise = times([case.law for case, _ in spots], positions, logits.shape[-1], logits.device)
-    ids, leads = winners(target_law(logits, spots), noise)
+    noise = times([case.params for case, _ in spots], positions, logits.shape[-1], logits.device)
+    ids, leads = winners(target_probs(logits, spots), noise)
     return list(zip(ids.tolist(), leads.tolist(), strict=True))

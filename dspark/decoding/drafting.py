@@ -17,15 +17,15 @@ from torch import Tensor
 from dspark.decoding.at_once import drawn
 from dspark.decoding.gumbel import race, times, times_of, winners
 from dspark.decoding.moving import sent
-from dspark.decoding.sampling import LawColumns, distribution, draft_uniforms, draw_sparse
+from dspark.decoding.sampling import SamplingColumns, distribution, draft_uniforms, draw_sparse
 from dspark.types import Cursor, Rule, SamplingParams
 
 WHOLE = 16384  # n V up to which a CPU draws the noise of all tokens at once: as quick as K of them, slot by slot
 
 
-def coupled(law: SamplingParams) -> bool:
+def coupled(params: SamplingParams) -> bool:
     """Whether tokens are chosen by a race, so that no q is needed; greedy ones are not chosen by chance at all."""
-    return law.rule is Rule.COUPLED and not law.greedy
+    return params.rule is Rule.COUPLED and not params.greedy
 
 
 class DraftNoise:
@@ -33,7 +33,7 @@ class DraftNoise:
 
     def __init__(
         self,
-        laws: Sequence[SamplingParams],
+        all_params: Sequence[SamplingParams],
         cursors: Sequence[Cursor],
         slots: int,
         vocab: int,
@@ -44,24 +44,24 @@ class DraftNoise:
         """Without waits nothing looks at a number that was computed, and `sound` says what it would have found."""
         device = torch.device(device)
         self._waits, self.sound = waits, list[Tensor]()  # [n] each
-        raced = [row for row, law in enumerate(laws) if coupled(law)]
-        ratio = [row for row, law in enumerate(laws) if not coupled(law)]
+        raced = [row for row, params in enumerate(all_params) if coupled(params)]
+        ratio = [row for row, params in enumerate(all_params) if not coupled(params)]
         self._raced, self._ratio = (sent(np.array(rows, np.int64), device) for rows in (raced, ratio))
-        self._laws = [laws[row] for row in raced]
+        self._all_params = [all_params[row] for row in raced]
         self._first = [cursors[row].anchor_position + 1 for row in raced]
         self._coins: Tensor | None = None  # [ratio rows, slots]
         self._whole: Tensor | None = None  # [coupled rows, slots, V]
         if ratio:
-            coins = draft_uniforms([laws[row] for row in ratio], [cursors[row] for row in ratio], slots)
+            coins = draft_uniforms([all_params[row] for row in ratio], [cursors[row] for row in ratio], slots)
             self._coins = sent(coins.numpy(), device)
         if raced and len(raced) * vocab <= WHOLE and waits:
-            every = [law for law in self._laws for _ in range(slots)]
+            every = [params for params in self._all_params for _ in range(slots)]
             positions = [first + slot for first in self._first for slot in range(slots)]
             self._whole = times(every, positions, vocab).view(len(raced), slots, vocab)
 
     def pick(self, slot: int, ids: Tensor, probs: Tensor) -> Tensor:
         """Tokens of slot `slot`, from 0: ids [n, K], probs [n, K] float32 as sent -> [n]."""
-        if not self._laws:
+        if not self._all_params:
             assert self._coins is not None
             return self._draw(ids, probs, self._coins[:, slot])
         if self._coins is None:
@@ -76,7 +76,7 @@ class DraftNoise:
         """Whether every sequence can race over the whole vocabulary, which matches more often than K entries do."""
         return self._whole is not None and self._coins is None
 
-    def race_whole(self, slot: int, logits: Tensor, columns: LawColumns) -> Tensor:
+    def race_whole(self, slot: int, logits: Tensor, columns: SamplingColumns) -> Tensor:
         """Tokens of slot `slot` where `whole`: logits [n, V] -> [n]."""
         assert self._whole is not None
         return winners(distribution(logits, columns), self._whole[:, slot])[0]
@@ -85,7 +85,7 @@ class DraftNoise:
         if self._whole is not None:
             e = self._whole[:, slot].gather(-1, ids)
         else:
-            e = times_of(self._laws, [first + slot for first in self._first], ids)
+            e = times_of(self._all_params, [first + slot for first in self._first], ids)
         if self._waits:
             places, _ = winners(probs, e)
         else:

@@ -13,7 +13,7 @@ are free of them:
 
 Every verified slot counts, also behind a rejected one: whether slot k is verified depends on earlier tokens only
 (invariant 2, no peeking). At temperature 0 and under the coupled rule there is nothing to see: no q travels or it has
-one entry, and no drafter can change the law.
+one entry, and no drafter can change the distribution.
 
 Symbols: S slots of all sequences, N entries of their sparse q, m sequences.
 """

@@ -1,8 +1,8 @@
 """The noise of the coupled rule: a race over the vocabulary that drafter and verifier run alike.
 
 Token v of a position comes in after E(v) / p(v), E(v) = -ln U(v); the first one home is a draw from p. This is the
-Gumbel-max trick, argmax(ln p + g) with g = -ln E, on the linear scale. Two sides with laws p and q over the same E
-agree with probability >= (1 - TV) / (1 + TV) (Daliri, Musco, Suresh, arXiv 2408.07978).
+Gumbel-max trick, argmax(ln p + g) with g = -ln E, on the linear scale. Two sides with distributions p and q over the
+same E agree with probability >= (1 - TV) / (1 + TV) (Daliri, Musco, Suresh, arXiv 2408.07978).
 
 U is keyed by (seed, choice, absolute position, v) and by nothing else: no epoch, no round, no slot. So the noise of a
 position is the same whoever asks and however often, which ratio rules must never do (invariant 4).
@@ -32,24 +32,24 @@ _SURE = 1.0 - 2.0**-53  # the largest uniform: a time is never 0
 
 
 def times(
-    laws: Sequence[SamplingParams], positions: Sequence[int], vocab: int, device: torch.device | str = "cpu"
+    all_params: Sequence[SamplingParams], positions: Sequence[int], vocab: int, device: torch.device | str = "cpu"
 ) -> Tensor:
     """E of every token at these absolute positions: [n, V] float64."""
     groups = np.arange(-(-vocab // _LANES), dtype=np.uint64)[None, :]
     if torch.device(device).type == "cpu":
-        lanes = _uniforms(_blocks(laws, positions, groups), axis=-1)
-        return torch.from_numpy(_exponentials(lanes.reshape(len(laws), -1)[:, :vocab]))
-    words = _device_blocks(laws, positions, sent(groups.astype(np.int64), torch.device(device)))
+        lanes = _uniforms(_blocks(all_params, positions, groups), axis=-1)
+        return torch.from_numpy(_exponentials(lanes.reshape(len(all_params), -1)[:, :vocab]))
+    words = _device_blocks(all_params, positions, sent(groups.astype(np.int64), torch.device(device)))
     return _on_device(words).flatten(-2)[:, :vocab]
 
 
-def times_of(laws: Sequence[SamplingParams], positions: Sequence[int], ids: Tensor) -> Tensor:
+def times_of(all_params: Sequence[SamplingParams], positions: Sequence[int], ids: Tensor) -> Tensor:
     """E of the tokens ids [n, K] alone: [n, K] float64, the very numbers of `times`."""
     if ids.device.type != "cpu":
-        four = _on_device(_device_blocks(laws, positions, ids // _LANES))
+        four = _on_device(_device_blocks(all_params, positions, ids // _LANES))
         return four.gather(-1, (ids % _LANES).unsqueeze(-1)).squeeze(-1)
     tokens = ids.numpy().astype(np.uint64)
-    lanes = _uniforms(_blocks(laws, positions, tokens // np.uint64(_LANES)), axis=0)
+    lanes = _uniforms(_blocks(all_params, positions, tokens // np.uint64(_LANES)), axis=0)
     lane = (tokens % np.uint64(_LANES)).astype(np.int64)
     return torch.from_numpy(_exponentials(np.take_along_axis(lanes, lane[None], axis=0)[0]))
 
@@ -72,9 +72,9 @@ def race(probs: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return ids.squeeze(-1), torch.log(first.squeeze(-1) / second), sound.squeeze(-1)
 
 
-def _keys(laws: Sequence[SamplingParams], positions: Sequence[int]) -> tuple[npt.NDArray[np.uint64], ...]:
+def _keys(all_params: Sequence[SamplingParams], positions: Sequence[int]) -> tuple[npt.NDArray[np.uint64], ...]:
     """(seeds, choices, positions), each [n, 1]."""
-    names = [(law.seed, law.choice, position) for law, position in zip(laws, positions, strict=True)]
+    names = [(params.seed, params.choice, position) for params, position in zip(all_params, positions, strict=True)]
     seeds, choices, places = np.array(names, np.uint64).reshape(-1, 3, 1).transpose(1, 0, 2)
     if names and max(int(choices.max()), int(places.max())) > LOW:
         raise ValueError("choice and position must fit in 32 bits")
@@ -82,10 +82,10 @@ def _keys(laws: Sequence[SamplingParams], positions: Sequence[int]) -> tuple[npt
 
 
 def _blocks(
-    laws: Sequence[SamplingParams], positions: Sequence[int], groups: npt.NDArray[np.uint64]
+    all_params: Sequence[SamplingParams], positions: Sequence[int], groups: npt.NDArray[np.uint64]
 ) -> tuple[npt.NDArray[np.uint64], ...]:
     """The four words of each group of tokens. Counter: position, group, purpose << 16 | rule << 24, choice."""
-    seeds, choices, places = _keys(laws, positions)
+    seeds, choices, places = _keys(all_params, positions)
     shape = np.broadcast_shapes(groups.shape, seeds.shape)
     counter = tuple(np.broadcast_to(word, shape) for word in (places, groups, np.uint64(_TAG), choices))
     note(seeds, counter)
@@ -115,9 +115,11 @@ def _on_device(words: tuple[Tensor, ...]) -> Tensor:
     return -((whole + 2.0**-33) * 2.0**-32).clamp_(max=_SURE).log_()
 
 
-def _device_blocks(laws: Sequence[SamplingParams], positions: Sequence[int], groups: Tensor) -> tuple[Tensor, ...]:
+def _device_blocks(
+    all_params: Sequence[SamplingParams], positions: Sequence[int], groups: Tensor
+) -> tuple[Tensor, ...]:
     """`_blocks` on an accelerator, in int64: a product wraps, but its 64 bits are the right ones."""
-    seeds, choices, places = _keys(laws, positions)
+    seeds, choices, places = _keys(all_params, positions)
     if recording():  # looking at the groups would wait for the device
         note(seeds, (places, groups.cpu().numpy().astype(np.uint64), np.array([[_TAG]], np.uint64), choices))
 

@@ -25,7 +25,7 @@ from dspark.decoding.gumbel import times
 from dspark.decoding.moving import fetched, sent
 from dspark.decoding.philox import Purpose
 from dspark.decoding.ratio import Floats, coins, slots_of
-from dspark.decoding.sampling import LawColumns
+from dspark.decoding.sampling import SamplingColumns
 from dspark.decoding.slots import Slots
 from dspark.decoding.token_rule import note_tokens
 from dspark.types import Rule
@@ -40,13 +40,15 @@ def judge_at_once(
     near_ties: Counter[int] | None = None,
     watch: DrawsWatch | None = None,
     *,
-    ratio: Callable[[Tensor, Given, LawColumns], Decision] = at_once.ratio,
+    ratio: Callable[[Tensor, Given, SamplingColumns], Decision] = at_once.ratio,
 ) -> Verdicts:
     """As `acceptance.judge`, of shaped logits [T, V]. ratio: `at_once.ratio`, or a compiled one."""
     verdicts: Verdicts = [(0, 0)] * len(cases)
     kinds: dict[str, list[int]] = {"greedy": [], "ratio": [], "coupled": []}
     for index, case in enumerate(cases):
-        kinds["greedy" if case.law.greedy else "coupled" if case.law.rule is Rule.COUPLED else "ratio"].append(index)
+        kinds["greedy" if case.params.greedy else "coupled" if case.params.rule is Rule.COUPLED else "ratio"].append(
+            index
+        )
     chosen = [("greedy", kinds["greedy"])] if kinds["greedy"] else []
     chosen += [(kind, piece) for kind in ("ratio", "coupled") for piece in _pieces(kinds[kind], cases)]
     decisions = []
@@ -56,13 +58,13 @@ def judge_at_once(
         if kind == "greedy":
             decisions.append(at_once.greedy(logits, at))
             continue
-        each = [case.law for case in piece for _ in range(at.rows.shape[1])]
-        laws = LawColumns.of(each, logits.device)
+        each = [case.params for case in piece for _ in range(at.rows.shape[1])]
+        all_params = SamplingColumns.of(each, logits.device)
         if kind == "ratio":
-            decisions.append(ratio(logits, at, laws))
+            decisions.append(ratio(logits, at, all_params))
             continue
         noise = times(each, _positions(piece, at.rows.shape[1]), logits.shape[-1], logits.device)
-        decisions.append(at_once.coupled(logits, at, laws, noise))
+        decisions.append(at_once.coupled(logits, at, all_params, noise))
     for (kind, places), (made, ties, p) in zip(chosen, _back(decisions, watched=watch is not None), strict=True):
         for index, verdict, tied in zip(places, made, ties, strict=True):
             verdicts[index] = verdict
@@ -97,7 +99,7 @@ def given(cases: Sequence[PackedCase], device: torch.device, *, draws: bool) -> 
     rows = np.array([case.first_row for case in cases], np.int64)[:, None] + np.minimum(slots, reach)
     drafted = np.zeros(inside.shape, np.int64)
     drafted[inside] = [token for case in cases for token in case.draft_ids]
-    block = np.array([case.law.rule is Rule.BLOCK for case in cases], np.int64)
+    block = np.array([case.params.rule is Rule.BLOCK for case in cases], np.int64)
     accept_u, emit_u = np.zeros(inside.shape), np.zeros(rows.shape)
     widest = max(max(case.q.entries for case in cases), 1) if draws else 0
     q_ids, q_probs = np.zeros((*inside.shape, widest), np.int64), np.zeros((*inside.shape, widest))
@@ -150,7 +152,7 @@ def _back(decisions: Sequence[Decision], *, watched: bool) -> list[tuple[Verdict
 def _note(watch: DrawsWatch, cases: Sequence[PackedCase], verdicts: Verdicts, p: Floats) -> None:
     """p [m, L, K]."""
     for rule, note in ((Rule.TOKEN, note_tokens), (Rule.BLOCK, note_blocks)):
-        rows = [row for row, case in enumerate(cases) if case.law.rule is rule]
+        rows = [row for row, case in enumerate(cases) if case.params.rule is rule]
         if rows:
             mine = [cases[row] for row in rows]
             lengths = np.array([len(case.draft_ids) for case in mine])

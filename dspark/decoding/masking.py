@@ -1,9 +1,9 @@
 """What the form of an answer makes of the target's logits, before anything else is done to them.
 
 Tokens that leave the form have probability 0. The row of slot k is masked by what may follow the committed tokens and
-the first k drafted ones, so the law of what is emitted is that of plain decoding under the same form. Behind a drafted
-token that the form forbids, or that ends the answer, nothing is masked: such a token is judged like any other, with
-p = 0 or as the last one, and what stands behind it is never emitted.
+the first k drafted ones, so the distribution of what is emitted is that of plain decoding under the same form. Behind a
+drafted token that the form forbids, or that ends the answer, nothing is masked: such a token is judged like any other,
+with p = 0 or as the last one, and what stands behind it is never emitted.
 
 A `Matcher` stands at the end of the committed tokens between rounds. Knows nothing of grammars or services.
 Symbols: l drafted tokens of one sequence, which owns l + 1 rows; V vocabulary; W = ceil(V / 32) words of a mask.

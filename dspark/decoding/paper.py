@@ -43,10 +43,10 @@ def block(p: Tensor, q: Tensor, prefix: Sequence[int], coin: Callable[[int], flo
     return 0, residual(p[0], q[0]) if prefix else p[0]
 
 
-def coupled(p: Tensor, prefix: Sequence[int], law: SamplingParams, position: int) -> tuple[int, int]:
+def coupled(p: Tensor, prefix: Sequence[int], params: SamplingParams, position: int) -> tuple[int, int]:
     """The target draws by itself from `position` on; the draft is right as long as it says the same."""
     for slot, row in enumerate(p):
-        token = int(winners(row.unsqueeze(0), times([law], [position + slot], len(row)))[0])
+        token = int(winners(row.unsqueeze(0), times([params], [position + slot], len(row)))[0])
         if slot == len(prefix) or token != prefix[slot]:
             break
     return slot, token

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dspark.decoding.case import PackedCase, Spot, target_law
+from dspark.decoding.case import PackedCase, Spot, target_probs
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.sampling import draw
 from dspark.decoding.slots import Slots
@@ -50,7 +50,7 @@ def probabilities(logits: Tensor, spots: Sequence[Spot], slot: Ints, ids: Ints) 
     step = max(PIECE // logits.shape[-1], 1) if logits.device.type == "cpu" else max(len(spots), 1)
     pieces = [np.zeros(0)]
     for start in range(0, len(spots), step):
-        probs = target_law(logits, spots[start : start + step])
+        probs = target_probs(logits, spots[start : start + step])
         low, high = np.searchsorted(slot, [start, start + step])
         row, column = (torch.from_numpy(part[low:high]).to(probs.device) for part in (slot - start, ids))
         pieces.append(probs[row, column].cpu().numpy())
@@ -63,7 +63,7 @@ def probabilities(logits: Tensor, spots: Sequence[Spot], slot: Ints, ids: Ints) 
 def coins(purpose: Purpose, cases: Sequence[PackedCase], counts: Sequence[int], slots: Ints) -> Floats:
     """Draws for the next `counts` of `slots`, case after case."""
     names = [
-        (case.law.seed, case.law.choice, int(case.law.rule), case.cursor.epoch, case.cursor.anchor_position)
+        (case.params.seed, case.params.choice, int(case.params.rule), case.cursor.epoch, case.cursor.anchor_position)
         for case in cases
     ]
     if len(names) == 1:
@@ -95,8 +95,8 @@ def emit(last: Tensor, slots: Slots, rejected: Sequence[int | None], emit_u: Flo
 
     `rejected` names the slot whose q is taken off, None where nothing is.
     """
-    law = residual(last, slots.dense(rejected, last))
-    ids: list[int] = draw(law, torch.from_numpy(emit_u).to(last.device)).tolist()
+    probs = residual(last, slots.dense(rejected, last))
+    ids: list[int] = draw(probs, torch.from_numpy(emit_u).to(last.device)).tolist()
     return ids
 
 
@@ -104,7 +104,7 @@ def sent(slots: Slots, q: Floats) -> list[int]:
     """Slots of each sequence that count.
 
     A token that its q cannot produce was never drawn from it: its slot counts as not sent, and so do those after it.
-    That keeps the law and keeps tokens of probability zero out, instead of accepting whatever arrived.
+    That keeps the distribution and keeps tokens of probability zero out, instead of accepting whatever arrived.
     """
     possible = (q > 0).tolist()
     lengths, start = [], 0

@@ -1,9 +1,9 @@
 """The whole algorithm in one process, on one page: the oracle every distributed run is compared with.
 
 `generate` decodes with whatever target, drafter and schedule it is given; `replay` repeats a recorded run from its
-blocks and prefix lengths. Invariant 7: with one law, a system that made the recorded choices must show these tokens.
-Everything that is decided is decided by `sampling`, `acceptance` and the keys of `philox`; nothing else is random. The
-rules are those of `paper`, slot by slot and with dense q; the deployed ones are packed and sparse.
+blocks and prefix lengths. Invariant 7: with the same parameters, a system that made the recorded choices must show
+these tokens. Everything that is decided is decided by `sampling`, `acceptance` and the keys of `philox`; nothing else
+is random. The rules are those of `paper`, slot by slot and with dense q; the deployed ones are packed and sparse.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dspark.decoding import paper
 from dspark.decoding.acceptance import first_token
 from dspark.decoding.gumbel import times_of, winners
 from dspark.decoding.philox import Purpose, uniforms
-from dspark.decoding.sampling import LawColumns, distribution, draft_distribution, draw, draw_sparse
+from dspark.decoding.sampling import SamplingColumns, distribution, draft_distribution, draw, draw_sparse
 from dspark.decoding.shaping import Shaper, shaped, shaped_last
 from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
 
@@ -56,7 +56,7 @@ def generate(
     target: Target,
     drafter: Drafter,
     schedule: Schedule,
-    law: SamplingParams,
+    params: SamplingParams,
     *,
     max_tokens: int,
     stop_ids: Collection[int] = (),
@@ -64,14 +64,14 @@ def generate(
     epoch: int = 1,
 ) -> ReferenceRun:
     """Decodes until a stop token or `max_tokens`."""
-    law = replace(law, prompt_len=len(prompt))
+    params = replace(params, prompt_len=len(prompt))
     tokens, rounds = list(prompt), list[RecordedRound]()
-    tokens.append(_first(tokens, target, law, epoch))
+    tokens.append(_first(tokens, target, params, epoch))
     while len(tokens) < len(prompt) + max_tokens and not _stopped(tokens[len(prompt) :], stop_ids):
         anchor = len(tokens) - 1
-        draft_ids, q, confidence = _draft(tokens, drafter, law, entries, epoch)
+        draft_ids, q, confidence = _draft(tokens, drafter, params, entries, epoch)
         prefix = min(schedule(anchor, confidence), len(draft_ids))
-        accepted, token = _verify(tokens, draft_ids[:prefix], q.prefix(prefix), target, law, epoch)
+        accepted, token = _verify(tokens, draft_ids[:prefix], q.prefix(prefix), target, params, epoch)
         rounds.append(RecordedRound(anchor, draft_ids, q, prefix, accepted, token, epoch))
         tokens += [*draft_ids[:accepted], token]
     return ReferenceRun(_cut(tokens[len(prompt) :], max_tokens, stop_ids), tuple(rounds))
@@ -81,52 +81,52 @@ def replay(
     prompt: Sequence[int],
     target: Target,
     rounds: Sequence[RecordedRound],
-    law: SamplingParams,
+    params: SamplingParams,
     *,
     max_tokens: int,
     stop_ids: Collection[int] = (),
     epoch: int = 1,
 ) -> tuple[int, ...]:
     """The answer that recorded choices must lead to. `accepted` and `next_token` of the records are not read."""
-    law = replace(law, prompt_len=len(prompt))
+    params = replace(params, prompt_len=len(prompt))
     tokens = list(prompt)
-    tokens.append(_first(tokens, target, law, epoch))
+    tokens.append(_first(tokens, target, params, epoch))
     for made in rounds:
         if made.anchor_position != len(tokens) - 1:
             raise ValueError(f"a round was recorded at {made.anchor_position}, the replay stands at {len(tokens) - 1}")
         if made.prefilled:
-            tokens.append(_first(tokens, target, law, made.epoch))
+            tokens.append(_first(tokens, target, params, made.epoch))
             continue
         prefix = made.draft_ids[: made.prefix]
-        accepted, token = _verify(tokens, prefix, made.q.prefix(made.prefix), target, law, made.epoch)
+        accepted, token = _verify(tokens, prefix, made.q.prefix(made.prefix), target, params, made.epoch)
         tokens += [*prefix[:accepted], token]
     return _cut(tokens[len(prompt) :], max_tokens, stop_ids)
 
 
-def _first(tokens: Sequence[int], target: Target, law: SamplingParams, epoch: int) -> int:
+def _first(tokens: Sequence[int], target: Target, params: SamplingParams, epoch: int) -> int:
     """The token a prefill of these adds."""
-    return first_token(target(tokens, 1)[0], law, Cursor(0, epoch, 0, len(tokens)), Shaper.of(law, tokens))
+    return first_token(target(tokens, 1)[0], params, Cursor(0, epoch, 0, len(tokens)), Shaper.of(params, tokens))
 
 
 def _draft(
-    tokens: Sequence[int], drafter: Drafter, law: SamplingParams, entries: int, epoch: int
+    tokens: Sequence[int], drafter: Drafter, params: SamplingParams, entries: int, epoch: int
 ) -> tuple[tuple[int, ...], SparseQ, Sequence[float]]:
     """A block: what was picked slot by slot, from which distributions, and how sure the drafter is."""
     picked: list[int] = []
     ids_of: list[Tensor] = []
     probs_of: list[Tensor] = []
 
-    shaper = Shaper.of(law, tokens)
+    shaper = Shaper.of(params, tokens)
 
     def pick(logits: Tensor) -> int:
         row = shaped_last(logits.unsqueeze(0), [(picked, shaper)])
-        ids, probs = draft_distribution(row, LawColumns.of([law]), entries)
+        ids, probs = draft_distribution(row, SamplingColumns.of([params]), entries)
         slot = len(picked) + 1
-        if law.rule is Rule.COUPLED:
-            place = winners(probs, times_of([law], [len(tokens) - 1 + slot], ids))[0]
+        if params.rule is Rule.COUPLED:
+            place = winners(probs, times_of([params], [len(tokens) - 1 + slot], ids))[0]
             picked.append(int(ids[0, place]))
             return picked[-1]
-        u = uniforms(law.seed, law.choice, law.rule, Purpose.DRAFT, epoch, len(tokens) - 1, [slot])
+        u = uniforms(params.seed, params.choice, params.rule, Purpose.DRAFT, epoch, len(tokens) - 1, [slot])
         picked.append(int(draw_sparse(ids, probs, torch.from_numpy(u))))
         ids_of.append(ids)
         probs_of.append(probs)
@@ -138,22 +138,22 @@ def _draft(
 
 
 def _verify(
-    tokens: Sequence[int], prefix: Sequence[int], q: SparseQ, target: Target, law: SamplingParams, epoch: int
+    tokens: Sequence[int], prefix: Sequence[int], q: SparseQ, target: Target, params: SamplingParams, epoch: int
 ) -> tuple[int, int]:
-    """(accepted, next token): one target pass over the anchor and the prefix, then the law's rule."""
+    """(accepted, next token): one target pass over the anchor and the prefix, then the rule asked for."""
     logits = target([*tokens, *prefix], len(prefix) + 1)
-    p = distribution(shaped(logits, [(0, prefix, Shaper.of(law, tokens))]), LawColumns.of([law]))
-    if law.rule is Rule.COUPLED and not law.greedy:
-        return paper.coupled(p, prefix, law, len(tokens))
+    p = distribution(shaped(logits, [(0, prefix, Shaper.of(params, tokens))]), SamplingColumns.of([params]))
+    if params.rule is Rule.COUPLED and not params.greedy:
+        return paper.coupled(p, prefix, params, len(tokens))
 
     def coin(purpose: Purpose, slot: int) -> float:
-        return uniforms(law.seed, law.choice, law.rule, purpose, epoch, len(tokens) - 1, [slot]).item()
+        return uniforms(params.seed, params.choice, params.rule, purpose, epoch, len(tokens) - 1, [slot]).item()
 
-    if law.rule is Rule.COUPLED:  # greedy: a draft is right or wrong, and nothing was drawn
+    if params.rule is Rule.COUPLED:  # greedy: a draft is right or wrong, and nothing was drawn
         drawn_from = torch.nn.functional.one_hot(torch.tensor(prefix, dtype=torch.int64), p.shape[-1]).double()
     else:
         drawn_from = paper.dense(q, len(prefix), p.shape[-1])
-    rule = paper.block if law.rule is Rule.BLOCK else paper.token
+    rule = paper.block if params.rule is Rule.BLOCK else paper.token
     accepted, after = rule(p, drawn_from, prefix, lambda slot: coin(Purpose.ACCEPT, slot))
     u = torch.tensor([coin(Purpose.EMIT, accepted + 1)], dtype=torch.float64)
     return accepted, int(draw(after.unsqueeze(0), u))

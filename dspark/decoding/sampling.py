@@ -1,9 +1,9 @@
-"""Logits to distributions to tokens: what a law means, and what a drafter sends.
+"""Logits to distributions to tokens: what sampling parameters mean, and what a drafter sends.
 
-A row's law is softmax(logits / T), cut to the tokens of at least min-p times the likeliest one's probability, then to
-the top-k of them, then to the top-p of what those have together, renormalised, in float64: vLLM's order. A greedy row
-is one-hot. Ties always go to the lowest id. What changes logits before that is `shaping`'s. Noise is passed in. Knows
-nothing of sequences, services or acceptance.
+A row's distribution is softmax(logits / T), cut to the tokens of at least min-p times the likeliest one's probability,
+then to the top-k of them, then to the top-p of what those have together, renormalised, in float64: vLLM's order. A
+greedy row is one-hot. Ties always go to the lowest id. What changes logits before that is `shaping`'s. Noise is passed
+in. Knows nothing of sequences, services or acceptance.
 
 Invariant 3, q sent is q sampled: `draw_sparse` draws from the very float32 numbers that `draft_distribution` returns.
 Shapes: n rows, V vocabulary, K entries of a sparse distribution.
@@ -24,10 +24,10 @@ from dspark.types import Cursor, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class LawColumns:
-    """The laws of n rows as columns, with what can be known of them before a device is asked.
+class SamplingColumns:
+    """The sampling parameters of n rows as columns, with what can be known of them before a device is asked.
 
-    Columns of one row stand for any number of rows under one law.
+    Columns of one row stand for any number of rows under the same parameters.
     """
 
     temperature: Tensor  # [n, 1] float64; 1 where greedy
@@ -41,33 +41,33 @@ class LawColumns:
     min_p: Tensor | None = None  # [n, 1] float64; None where nobody asks for it
 
     @staticmethod
-    def of(laws: Sequence[SamplingParams], device: torch.device | str = "cpu") -> LawColumns:
-        """One row per law, or a single one when all shape their rows alike."""
-        shapes = tuple((law.temperature, law.top_k, law.top_p, law.min_p) for law in laws)
+    def of(all_params: Sequence[SamplingParams], device: torch.device | str = "cpu") -> SamplingColumns:
+        """One row for each, or a single one when all shape their rows alike."""
+        shapes = tuple((params.temperature, params.top_k, params.top_p, params.min_p) for params in all_params)
         return _columns(shapes[:1] if len(set(shapes)) == 1 else shapes, device)
 
 
 @lru_cache(maxsize=256)  # a running cohort asks for the same columns round after round
 @torch.inference_mode(mode=False)
-def _columns(shapes: tuple[tuple[float, int, float, float], ...], device: torch.device | str) -> LawColumns:
+def _columns(shapes: tuple[tuple[float, int, float, float], ...], device: torch.device | str) -> SamplingColumns:
     """Of (temperature, top_k, top_p, min_p) per row."""
-    laws = [SamplingParams(temperature, top_p, top_k, min_p=min_p) for temperature, top_k, top_p, min_p in shapes]
-    greedy = [law.greedy for law in laws]
+    all_params = [SamplingParams(temperature, top_p, top_k, min_p=min_p) for temperature, top_k, top_p, min_p in shapes]
+    greedy = [params.greedy for params in all_params]
 
     def column(values: list[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device).unsqueeze(-1)
 
-    return LawColumns(
-        temperature=column([1.0 if law.greedy else law.temperature for law in laws], torch.float64),
-        top_k=column([0 if law.greedy else law.top_k for law in laws], torch.int64),
-        top_p=column([1.0 if law.greedy else law.top_p for law in laws], torch.float64),
+    return SamplingColumns(
+        temperature=column([1.0 if params.greedy else params.temperature for params in all_params], torch.float64),
+        top_k=column([0 if params.greedy else params.top_k for params in all_params], torch.int64),
+        top_p=column([1.0 if params.greedy else params.top_p for params in all_params], torch.float64),
         greedy=column([float(row) for row in greedy], torch.bool),
         all_greedy=all(greedy),
         any_greedy=any(greedy),
-        any_top_k=any(law.top_k > 0 for law in laws if not law.greedy),
-        any_top_p=any(law.top_p < 1.0 for law in laws if not law.greedy),
-        min_p=column([0.0 if law.greedy else law.min_p for law in laws], torch.float64)
-        if any(law.min_p for law in laws)
+        any_top_k=any(params.top_k > 0 for params in all_params if not params.greedy),
+        any_top_p=any(params.top_p < 1.0 for params in all_params if not params.greedy),
+        min_p=column([0.0 if params.greedy else params.min_p for params in all_params], torch.float64)
+        if any(params.min_p for params in all_params)
         else None,
     )
 
@@ -87,16 +87,16 @@ def best(logits: Tensor) -> Tensor:
     return ids
 
 
-def distribution(logits: Tensor, laws: LawColumns, *, waits: bool = True) -> Tensor:
-    """logits [n, V] -> probabilities [n, V] float64 under each row's law. Without waits nothing looks at a number that
-    was computed; no row may be greedy then."""
-    if laws.all_greedy:
+def distribution(logits: Tensor, all_params: SamplingColumns, *, waits: bool = True) -> Tensor:
+    """logits [n, V] -> probabilities [n, V] float64 under each row's parameters. Without waits nothing looks at a
+    number that was computed; no row may be greedy then."""
+    if all_params.all_greedy:
         return _one_hot(best(logits), logits.shape[-1])
-    probs = torch.softmax(logits.to(torch.float64, copy=True).div_(laws.temperature), dim=-1)
-    if laws.any_top_k or laws.any_top_p or laws.min_p is not None:
-        probs = _truncate(probs, laws, waits=waits)
-    if laws.any_greedy:
-        probs = torch.where(laws.greedy, _one_hot(best(logits), logits.shape[-1]), probs)
+    probs = torch.softmax(logits.to(torch.float64, copy=True).div_(all_params.temperature), dim=-1)
+    if all_params.any_top_k or all_params.any_top_p or all_params.min_p is not None:
+        probs = _truncate(probs, all_params, waits=waits)
+    if all_params.any_greedy:
+        probs = torch.where(all_params.greedy, _one_hot(best(logits), logits.shape[-1]), probs)
     return probs
 
 
@@ -113,46 +113,49 @@ def draw(probs: Tensor, u: Tensor) -> Tensor:
     return ids.squeeze(-1)
 
 
-def draft_distribution(logits: Tensor, laws: LawColumns, entries: int, *, waits: bool = True) -> tuple[Tensor, Tensor]:
+def draft_distribution(
+    logits: Tensor, all_params: SamplingColumns, entries: int, *, waits: bool = True
+) -> tuple[Tensor, Tensor]:
     """The distributions a drafter draws from and sends: logits [n, V] -> ids [n, K] int64, probs [n, K] float32.
 
-    K is 1 if every row is greedy, else min(entries, V). Ids of a row are distinct, most likely first; what a law cuts
+    K is 1 if every row is greedy, else min(entries, V). Ids of a row are distinct, most likely first; what is cut
     has probability 0. A greedy row has all its mass on entry 0, so that entry alone may be sent. Without waits nothing
     looks at a number that was computed.
     """
     top = best if waits else largest
-    if laws.all_greedy:
+    if all_params.all_greedy:
         ids = top(logits).unsqueeze(-1)
         return ids, torch.ones(ids.shape, dtype=torch.float32, device=ids.device)
     likeliest, ids = logits.topk(min(entries, logits.shape[-1]), dim=-1)
-    scaled = likeliest.double() / laws.temperature
+    scaled = likeliest.double() / all_params.temperature
     probs = torch.softmax(scaled, dim=-1)
     rank = torch.arange(ids.shape[-1], device=ids.device)
-    if laws.min_p is not None:
-        probs = probs.masked_fill(probs < laws.min_p * probs[:, :1], 0.0)
+    if all_params.min_p is not None:
+        probs = probs.masked_fill(probs < all_params.min_p * probs[:, :1], 0.0)
         probs = probs / probs.sum(dim=-1, keepdim=True)
-    if laws.any_top_k:
-        probs = probs.masked_fill((laws.top_k > 0) & (rank >= laws.top_k), 0.0)
+    if all_params.any_top_k:
+        probs = probs.masked_fill((all_params.top_k > 0) & (rank >= all_params.top_k), 0.0)
         probs = probs / probs.sum(dim=-1, keepdim=True)
-    if laws.any_top_p:
-        # The nucleus of the law is that of the whole row; under a top-k that fits, the kept entries are the whole.
-        rows = logits.double() / laws.temperature
-        if laws.min_p is not None:
+    if all_params.any_top_p:
+        # The nucleus of the distribution is that of the whole row; under a top-k that fits, the kept entries are the
+        # whole.
+        rows = logits.double() / all_params.temperature
+        if all_params.min_p is not None:
             # Of the whole row and of the entries alike, only what min-p leaves.
-            least = scaled[:, :1] + laws.min_p.log()
+            least = scaled[:, :1] + all_params.min_p.log()
             rows, scaled = (part.masked_fill(part < least, -torch.inf) for part in (rows, scaled))
         whole = torch.logsumexp(rows, dim=-1, keepdim=True)
         covered = torch.exp(torch.logsumexp(scaled, dim=-1, keepdim=True) - whole)
-        covered = torch.where((laws.top_k > 0) & (laws.top_k <= ids.shape[-1]), 1.0, covered)
+        covered = torch.where((all_params.top_k > 0) & (all_params.top_k <= ids.shape[-1]), 1.0, covered)
         before = probs.cumsum(dim=-1).roll(1, dims=-1) * covered
-        cut = (rank > 0) & (before >= laws.top_p) & (laws.top_p < 1.0)
+        cut = (rank > 0) & (before >= all_params.top_p) & (all_params.top_p < 1.0)
         probs = probs.masked_fill(cut, 0.0)
         probs = probs / probs.sum(dim=-1, keepdim=True)
-    if laws.any_greedy:
+    if all_params.any_greedy:
         first = top(logits).unsqueeze(-1)
         displaced = torch.where(ids == first, ids[:, :1], ids)  # among equals the sort may have put another id first
-        ids = torch.where(laws.greedy, torch.where(rank == 0, first, displaced), ids)
-        probs = torch.where(laws.greedy, (rank == 0).double(), probs)
+        ids = torch.where(all_params.greedy, torch.where(rank == 0, first, displaced), ids)
+        probs = torch.where(all_params.greedy, (rank == 0).double(), probs)
     return ids, probs.float()
 
 
@@ -161,11 +164,11 @@ def draw_sparse(ids: Tensor, probs: Tensor, u: Tensor) -> Tensor:
     return ids.gather(-1, draw(probs.double(), u).unsqueeze(-1)).squeeze(-1)
 
 
-def draft_uniforms(laws: Sequence[SamplingParams], cursors: Sequence[Cursor], slots: int) -> Tensor:
+def draft_uniforms(all_params: Sequence[SamplingParams], cursors: Sequence[Cursor], slots: int) -> Tensor:
     """The draws of a cohort's drafts: [n, slots] float64; column k - 1 belongs to slot k."""
     rows = [
-        (law.seed, law.choice, int(law.rule), cursor.epoch, cursor.anchor_position)
-        for law, cursor in zip(laws, cursors, strict=True)
+        (params.seed, params.choice, int(params.rule), cursor.epoch, cursor.anchor_position)
+        for params, cursor in zip(all_params, cursors, strict=True)
     ]
     seed, choice, rule, epoch, position = (np.array(part, np.uint64)[:, None] for part in zip(*rows, strict=True))
     return torch.from_numpy(uniforms(seed, choice, rule, Purpose.DRAFT, epoch, position, np.arange(1, slots + 1)))
@@ -175,22 +178,22 @@ def _one_hot(ids: Tensor, vocab: int) -> Tensor:
     return torch.zeros(len(ids), vocab, dtype=torch.float64, device=ids.device).scatter_(-1, ids.unsqueeze(-1), 1.0)
 
 
-def _truncate(probs: Tensor, laws: LawColumns, *, waits: bool) -> Tensor:
+def _truncate(probs: Tensor, all_params: SamplingColumns, *, waits: bool) -> Tensor:
     """Each row's `kept` most likely tokens, renormalised. How many is read off sorted values, so ties cannot matter."""
     vocab = probs.shape[-1]
     if probs.device.type == "cpu":
         ascending = torch.from_numpy(np.sort(probs.numpy(), axis=-1))  # vectorised, unlike torch's on a CPU
     else:
         ascending = probs.sort(dim=-1).values
-    kept = torch.where(laws.top_k > 0, laws.top_k, vocab).clamp_(max=vocab).expand(len(probs), 1)
-    if laws.min_p is not None:  # equals are kept or cut together
-        likely = vocab - torch.searchsorted(ascending, laws.min_p * ascending[:, -1:])
+    kept = torch.where(all_params.top_k > 0, all_params.top_k, vocab).clamp_(max=vocab).expand(len(probs), 1)
+    if all_params.min_p is not None:  # equals are kept or cut together
+        likely = vocab - torch.searchsorted(ascending, all_params.min_p * ascending[:, -1:])
         kept = torch.minimum(kept, likely.clamp_(min=1))  # none of a row of NaN, and a card that looks there dies
-    if laws.any_top_p:
+    if all_params.any_top_p:
         mass = ascending.flip(-1).cumsum(dim=-1)
-        bound = laws.top_p * mass.gather(-1, kept - 1)
+        bound = all_params.top_p * mass.gather(-1, kept - 1)
         nucleus = torch.searchsorted(mass, bound) + 1  # the fewest whose mass reaches the bound
-        kept = torch.where(laws.top_p < 1.0, torch.minimum(nucleus, kept), kept)
+        kept = torch.where(all_params.top_p < 1.0, torch.minimum(nucleus, kept), kept)
     least = ascending.gather(-1, vocab - kept)
     inside = probs >= least
     over = vocab - torch.searchsorted(ascending, least) - kept  # equals of the last one kept that are too many

@@ -4,9 +4,10 @@ For one row, in this order, which is vLLM's: ids that end the answer are exclude
 tokens, unless its form lets nothing else come; `logit_bias` is added; logits of tokens that stand in the prompt or the
 answer are divided by `repetition_penalty` where positive and multiplied by it where not; `frequency_penalty` times the
 token's count in the answer and, where that is not 0, `presence_penalty` are subtracted. The row of slot k is that of a
-history which includes the drafted tokens before slot k, so the law of what is emitted is that of plain decoding.
+history which includes the drafted tokens before slot k, so the distribution of what is emitted is that of plain
+decoding.
 
-A law that asks for none of it costs nothing: its sequences have no `Shaper`. Knows nothing of services or rules.
+Parameters that ask for none of it cost nothing: its sequences have no `Shaper`. Knows nothing of services or rules.
 Symbols: l drafted tokens of one sequence, which owns l + 1 rows; c columns, the ids that may change; V vocabulary.
 """
 
@@ -36,18 +37,18 @@ class Changes(NamedTuple):
 
 
 class Shaper:
-    """The tokens of one sequence as its law counts them. Grows with the sequence; one thread at a time."""
+    """The tokens of one sequence as its penalties count them. Grows with the sequence; one thread at a time."""
 
-    def __init__(self, law: SamplingParams) -> None:
-        self.law = law
-        self._ends = law.stop_token_ids if law.min_tokens else ()
-        self._counts_tokens = law.penalises
+    def __init__(self, params: SamplingParams) -> None:
+        self.params = params
+        self._ends = params.stop_token_ids if params.min_tokens else ()
+        self._counts_tokens = params.penalises
         self._start_over()
 
     @staticmethod
-    def of(law: SamplingParams, tokens: Sequence[int]) -> Shaper | None:
-        """After these tokens, the prompt included; None for a law that leaves logits alone."""
-        return Shaper(law).follow(tokens) if law.shapes else None
+    def of(params: SamplingParams, tokens: Sequence[int]) -> Shaper | None:
+        """After these tokens, the prompt included; None for parameters that leave logits alone."""
+        return Shaper(params).follow(tokens) if params.shapes else None
 
     def follow(self, tokens: Sequence[int]) -> Shaper:
         """Counts what is new in a sequence's tokens; a shorter sequence is another one and starts it over."""
@@ -60,7 +61,7 @@ class Shaper:
         if self._counts_tokens and len(tokens):
             ids, place = np.unique(np.asarray(tokens, np.int64), return_inverse=True)
             columns = np.array([self._column_of(token) for token in ids.tolist()])
-            answered = self.length + np.arange(len(tokens)) >= self.law.prompt_len
+            answered = self.length + np.arange(len(tokens)) >= self.params.prompt_len
             self._seen[columns] = True
             self._count[columns] += np.bincount(place, answered).astype(np.int64)
         self.length += len(tokens)
@@ -68,10 +69,10 @@ class Shaper:
 
     def changes(self, drafted: Sequence[int] = (), first: int = 0) -> Changes:
         """For the rows `first` .. l after the counted tokens: row k knows the first k drafted ones."""
-        law, rows, known = self.law, len(drafted) + 1, len(self._column)
-        answered = self.length - law.prompt_len
+        params, rows, known = self.params, len(drafted) + 1, len(self._column)
+        answered = self.length - params.prompt_len
         drafts = [self._column_of(token) for token in drafted] if self._counts_tokens else []
-        at_work = self._counts_tokens or law.logit_bias or answered + first < law.min_tokens
+        at_work = self._counts_tokens or params.logit_bias or answered + first < params.min_tokens
         width = len(self._column) if at_work else 0
         seen = np.repeat(self._seen[None, :width], rows, axis=0)
         count = np.repeat(self._count[None, :width], rows, axis=0)
@@ -82,10 +83,10 @@ class Shaper:
         for token in ids[known:].tolist():  # a drafted token may yet be rejected
             del self._column[token]
         bias = np.repeat(self._bias[None, :width], rows, axis=0)
-        early = np.arange(rows) + answered < law.min_tokens
+        early = np.arange(rows) + answered < params.min_tokens
         bias[np.ix_(early, self._end[:width])] = -np.inf
-        factor = np.where(seen, np.float32(law.repetition_penalty), np.float32(1.0))
-        minus = np.float32(law.frequency_penalty) * count + np.float32(law.presence_penalty) * (count > 0)
+        factor = np.where(seen, np.float32(params.repetition_penalty), np.float32(1.0))
+        minus = np.float32(params.frequency_penalty) * count + np.float32(params.presence_penalty) * (count > 0)
         return Changes(ids, bias[first:], factor[first:], minus.astype(np.float32)[first:])
 
     def _start_over(self) -> None:
@@ -96,7 +97,7 @@ class Shaper:
         self._count = np.zeros(FIRST_COLUMNS, np.int64)  # in the answer
         self._bias = np.zeros(FIRST_COLUMNS, np.float32)
         self._end = np.zeros(FIRST_COLUMNS, np.bool_)
-        for token, bias in self.law.logit_bias:
+        for token, bias in self.params.logit_bias:
             column = self._column_of(token)  # first: a new column may replace the arrays
             self._bias[column] = bias
         for token in self._ends:
@@ -121,7 +122,7 @@ Part = tuple[int, Sequence[int], Shaper | None]  # first row of a sequence, its 
 
 
 def shaped(logits: Tensor, parts: Iterable[Part]) -> Tensor:
-    """logits [T, V] of a packed pass with the rows changed that a law changes; the very tensor when none does.
+    """logits [T, V] of a packed pass with those rows changed whose parameters say so; the very tensor when none does.
 
     Otherwise a copy of at least float32: a penalty rounded to bfloat16 would be another penalty.
     """
@@ -138,13 +139,13 @@ def shaped_last(logits: Tensor, parts: Iterable[tuple[Sequence[int], Shaper | No
     return _changed(logits, changes)
 
 
-def law_problem(law: SamplingParams, vocab: int) -> str | None:
-    """Why this law cannot shape rows of this vocabulary, naming the field, or None."""
-    if any(not 0 <= token < vocab for token, _ in law.logit_bias):
+def params_problem(params: SamplingParams, vocab: int) -> str | None:
+    """Why these parameters cannot shape rows of this vocabulary, naming the field, or None."""
+    if any(not 0 <= token < vocab for token, _ in params.logit_bias):
         return f"logit_bias: an id is not below the vocabulary size {vocab}"
-    if any(not 0 <= token < vocab for token in law.stop_token_ids):
+    if any(not 0 <= token < vocab for token in params.stop_token_ids):
         return f"stop_token_ids: an id is not below the vocabulary size {vocab}"
-    if law.min_tokens and len(set(law.stop_token_ids)) >= vocab:
+    if params.min_tokens and len(set(params.stop_token_ids)) >= vocab:
         return "min_tokens: every token of the vocabulary ends the answer"
     return None
 

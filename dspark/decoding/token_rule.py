@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dspark.decoding.case import PackedCase, target_law
+from dspark.decoding.case import PackedCase, target_probs
 from dspark.decoding.draws import DrawsWatch
 from dspark.decoding.ratio import (
     Floats,
@@ -44,7 +44,7 @@ def judge_token(logits: Tensor, cases: Sequence[PackedCase], watch: DrawsWatch |
     kept, rejected = leading_run(p, slots, coins_of_slots(cases, slots))
     if watch is not None:
         note_tokens(watch, cases, slots, of_entries, kept)
-    last = target_law(logits, list(zip(cases, kept, strict=True)))
+    last = target_probs(logits, list(zip(cases, kept, strict=True)))
     return list(zip(kept, emit(last, slots, rejected, coins_of_emission(cases, kept)), strict=True))
 
 

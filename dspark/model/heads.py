@@ -4,7 +4,7 @@ A sequential head is a bias on slot k's logits from the token drafted before it.
 
 e = W1[previous id] in R^r, h = the slot's post-norm hidden state. The corrected logits are
 U_k + B_k; the heads differ in B_k only (eq. 5, eq. 6; the gated form is an extension found in
-checkpoints). Slot 1's previous token is the anchor. Two forms of one law: `bias` walks slot
+checkpoints). Slot 1's previous token is the anchor. Two forms of one distribution: `bias` walks slot
 by slot on sampled tokens, `biases` takes all previous tokens at once (teacher forcing).
 
 The confidence head says how likely slot k is to be accepted, given that the slots before it were:

@@ -24,7 +24,7 @@ class Admission(NamedTuple):
 
     admit: Admit  # prompt_len is the number of token_ids
     token_ids: Sequence[int]  # the prompt, and whatever of the answer was committed before
-    law: SamplingParams
+    params: SamplingParams
     longest: int  # tokens it will reach at most, prompt included
     keep_rows: bool  # keep projected feature rows for drafters to come
     cache_salt: str = ""  # prefixes are shared among equals
@@ -75,7 +75,7 @@ class PassReport(NamedTuple):
     tokens: int = 0  # in the packed pass
     prefill_tokens: int = 0  # of them those of prompts that rode along
     started: Started | None = None  # of a prefill
-    logprobs: Sequence[Sequence[ScoredToken]] = ()  # one per token of each round, where its law asks for them
+    logprobs: Sequence[Sequence[ScoredToken]] = ()  # one per token of each round, where asked for
     # [verified slots of all rounds, 2] chance to get to a slot, and to keep it too; NaN where outcomes alone are known
     labels: npt.NDArray[np.float32] | None = None
     draws: tuple[Draws, ...] = ()  # what the rule saw of the drafted tokens, by drafter version

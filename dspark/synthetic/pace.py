@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from dspark.synthetic.law import KeyPurpose, keyed, mix, uniform
+from dspark.synthetic.oracle import KeyPurpose, keyed, mix, uniform
 
 SPIN_S = 0.0002  # the last stretch is watched, because a sleep ends late by about this much
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.errors import PeerError
-from dspark.synthetic.law import Ints
+from dspark.synthetic.oracle import Ints
 from dspark.wire.finite import finite
 from dspark.wire.v1 import types_pb2
 

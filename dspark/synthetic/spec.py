@@ -30,7 +30,7 @@ class Domain:
 
     name: str
     accept: tuple[float, ...]  # [slots] mean chance that a slot is kept once the ones before it are
-    concentration: float | None  # of the Beta law around each mean; None: every block is as likely as the mean
+    concentration: float | None  # of the Beta distribution around each mean; None: every block is as likely as the mean
 
 
 @dataclass(frozen=True, slots=True)

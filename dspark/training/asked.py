@@ -41,7 +41,7 @@ class DatasetPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TargetText:
-    """The target's own text after a question, drawn under one law."""
+    """The target's own text after a question, drawn under the same parameters."""
 
     question: DatasetPrompt
     ids: Tensor  # [1, T]: prompt, answer, and room for a block after the last anchor
@@ -139,6 +139,6 @@ def _digest(about: object) -> str:
 def _racing(seed: int, choices: Sequence[int], temperature: float) -> Callable[[Tensor, int], Tensor]:
     def pick(logits: Tensor, place: int) -> Tensor:
         noise = [rounds.race_noise(seed, choice, [place], logits.shape[-1]) for choice in choices]
-        return (rounds.law(logits, temperature, None) / torch.cat(noise)).argmax(dim=-1)
+        return (rounds.distribution(logits, temperature, None) / torch.cat(noise)).argmax(dim=-1)
 
     return pick

@@ -8,9 +8,10 @@ Eagle3 judges it as published, where position i+s is supervised and a token foll
     MTP      L = sum_s 0.8^s sum_i m_{i+2+s} (a_ce ce + a_l1 |p_d - p_t|_1) / sum m
     lm       L = sum_i m_{i+1} (a_ce ce + a_l1 |p_d - p_t|_1) / sum m
 
-p_t is the target's law after token i+1+s, ce that of the true token. Eagle3 divides by the padded micro-batch; `by_row`
-by each row's own length, so that every sequence weighs the same whatever it shares a batch with. MTP is trained on one
-step and with a_l1 = 0 unless told otherwise (DeepSeek-V3). Logits exist only where they are judged, a slice at a time.
+p_t is the target's distribution after token i+1+s, ce that of the true token. Eagle3 divides by the padded micro-batch;
+`by_row` by each row's own length, so that every sequence weighs the same whatever it shares a batch with. MTP is
+trained on one step and with a_l1 = 0 unless told otherwise (DeepSeek-V3). Logits exist only where they are judged, a
+slice at a time.
 
 Symbols: B rows, T tokens, s steps, H hidden, V vocabulary, m taps.
 """
@@ -73,7 +74,7 @@ def chain_loss(
         mask = (step_mask if eagle else label_mask)(loss_mask, step, lengths=lengths)
         weight = config.step_loss_decay**step
         rows = states[mask]
-        wanted = last_hidden[:, (index + 1 + step).clamp(max=length - 1)][mask]  # their law predicts the token
+        wanted = last_hidden[:, (index + 1 + step).clamp(max=length - 1)][mask]  # their distribution predicts the token
         scale = share.unsqueeze(-1).expand(mask.shape)[mask]
         total, _, l1 = lean_terms(
             hidden=rows,

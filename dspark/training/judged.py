@@ -154,7 +154,7 @@ class RoundSource:
     def _answers(
         self, name: str, asked: Sequence[DatasetPrompt], rule: RuleName, temperature: float, seed: int
     ) -> list[TargetText]:
-        """Drawn once for both ratio rules, which leave the target's law alone and say nothing of its noise."""
+        """Drawn once for both ratio rules, which leave the target's distribution alone and say nothing of its noise."""
         raced = rule == "coupled" and temperature > 0
         place = (name, raced, temperature)
         if place not in self._drawn:

@@ -6,7 +6,7 @@ respect to the slice are finished before the next slice starts, so the backward 
 scales what is already there. Slots of several blocks that stand at one position of the text
 share one softmax of the target. A frozen vocabulary head is neither copied nor differentiated; one
 that is trained gets its gradient slice by slice. A head of fewer tokens than the target's is
-judged against the whole law all the same: what it cannot say is distance, and no label.
+judged against the whole distribution all the same: what it cannot say is distance, and no label.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def lean_terms(
     markov_w2: Tensor | None = None,  # [Vd, r]
     softcap: float | None = None,  # c: base logits of both are c tanh(z / c)
     kept: Tensor | None = None,  # [Vd] target ids of the head's rows; None: Vd = V
-    soft_labels: bool = False,  # cross-entropy against the target's whole law in place of the token
+    soft_labels: bool = False,  # cross-entropy against the target's whole distribution in place of the token
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(sum of scale (alpha_ce ce + alpha_l1 l1) with its gradient, ce [R], l1 [R] without), of any rows."""
     if wanted_row is None:
@@ -145,10 +145,10 @@ class _SlicedLoss(torch.autograd.Function):
                 part = slice(start, start + step)
                 judge, spanned = wanted_row[part], on_host[part]
                 first, last = int(spanned[0]), int(spanned[-1])
-                law = torch.softmax(_capped((wanted[first : last + 1] @ target_head.t()).float(), softcap), dim=-1)
-                law = law if kept is None else law.index_select(-1, kept)
-                law = law.index_select(0, judge - first)
-                unsaid = 0.0 if kept is None else 1.0 - law.sum(dim=-1)
+                probs = torch.softmax(_capped((wanted[first : last + 1] @ target_head.t()).float(), softcap), dim=-1)
+                probs = probs if kept is None else probs.index_select(-1, kept)
+                probs = probs.index_select(0, judge - first)
+                unsaid = 0.0 if kept is None else 1.0 - probs.sum(dim=-1)
                 base = _capped((rows[part] @ head.t()).float(), softcap)
                 logits = base
                 if bias is not None:
@@ -159,7 +159,7 @@ class _SlicedLoss(torch.autograd.Function):
                 if said is not None:
                     hard = hard * said[part]
                 labels = None if places is None else places[part]
-                ce[part], l1[part], grad = _terms(logits=logits, law=law, labels=labels, hard=hard, soft=soft)
+                ce[part], l1[part], grad = _terms(logits=logits, probs=probs, labels=labels, hard=hard, soft=soft)
                 l1[part] += unsaid
                 if bias is not None and grad_codes is not None and grad_w2 is not None:
                     whole = grad.to(dtype)
@@ -216,10 +216,10 @@ def _capped(logits: Tensor, softcap: float | None) -> Tensor:
 
 
 def _terms(
-    *, logits: Tensor, law: Tensor, labels: Tensor | None, hard: Tensor, soft: Tensor
+    *, logits: Tensor, probs: Tensor, labels: Tensor | None, hard: Tensor, soft: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """logits, law [R, Vd], labels [R] or None for the law, weights of both terms [R] -> (ce [R], l1 [R], d(weighted
-    terms)/d logits [R, Vd]); `law` is used up.
+    """logits, probs [R, Vd], labels [R] or None for probs, weights of both terms [R] -> (ce [R], l1 [R], d(weighted
+    terms)/d logits [R, Vd]); `probs` is used up.
 
     d ce = p_d - onehot(x), or p_d sum p_t - p_t; d l1 = p_d (s - sum s p_d) with s = sign(p_d - p_t).
     """
@@ -227,12 +227,12 @@ def _terms(
     # The largest probability is exp(0) over the sum: the log-sum-exp without another pass.
     normaliser = logits.amax(dim=-1) - drafted.amax(dim=-1).log()
     if labels is None:
-        said = law.sum(dim=-1)
-        ce, wanted = said * normaliser - torch.linalg.vecdot(law, logits), law * hard.unsqueeze(-1)
+        said = probs.sum(dim=-1)
+        ce, wanted = said * normaliser - torch.linalg.vecdot(probs, logits), probs * hard.unsqueeze(-1)
     else:
         said, index = torch.ones_like(normaliser), labels.unsqueeze(-1)
         ce = normaliser - logits.gather(-1, index).squeeze(-1)
-    gap = law.neg_().add_(drafted)
+    gap = probs.neg_().add_(drafted)
     l1 = torch.linalg.vector_norm(gap, ord=1, dim=-1)
     sign = gap.sign_()
     lean = torch.linalg.vecdot(sign, drafted)  # [R]

@@ -49,9 +49,9 @@ def _held(model: Any, total: int) -> Cache | None:
 
 def draw(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
     """One token per row of logits [B, V]: the largest where the temperature is 0, else a draw at it. [B]"""
-    laws = torch.softmax(logits.float() / torch.where(temperatures > 0, temperatures, 1.0).unsqueeze(-1), dim=-1)
-    places = torch.rand(len(laws), 1, generator=generator) * laws.sum(dim=-1, keepdim=True)
-    drawn = torch.searchsorted(laws.cumsum(dim=-1), places).squeeze(-1).clamp(max=laws.shape[-1] - 1)
+    probs = torch.softmax(logits.float() / torch.where(temperatures > 0, temperatures, 1.0).unsqueeze(-1), dim=-1)
+    places = torch.rand(len(probs), 1, generator=generator) * probs.sum(dim=-1, keepdim=True)
+    drawn = torch.searchsorted(probs.cumsum(dim=-1), places).squeeze(-1).clamp(max=probs.shape[-1] - 1)
     return torch.where(temperatures > 0, drawn, logits.argmax(dim=-1))
 
 

@@ -1,6 +1,6 @@
 """The three terms a drafter is trained on.
 
-With p_d the draft law (sequential bias included), p_t the target law, both at temperature 1,
+With p_d the draft distribution (sequential bias included), p_t the target distribution, both at temperature 1,
 m_k the slot mask and w_k = exp(-(k-1)/decay):
 
     L_ce   = sum w m (-log p_d(x)) / sum w m          x the true token

@@ -202,7 +202,7 @@ def _check_same_run(out: Path, prompts: Path, asking: RegenerationSettings, info
     ours = {
         "prompts": hashlib.sha256(prompts.read_bytes()).hexdigest()[:16],
         "target": info.model,
-        **asking.law(),
+        **asking.settings(),
     }
     if not beside.exists():
         if out.stat().st_size:

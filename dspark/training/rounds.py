@@ -1,11 +1,12 @@
 """Speculative rounds, replayed on text that the target generated.
 
 The tokens a lossless verifier emits are the target's own, so the text is drawn first, many rows at a time, and the
-rounds are drawn given the text. With q and p the laws of drafter and target at a slot, x the text's token there and P
-the chance that the slots before are kept (1 under the token rule; `decoding.block_rule` of the block rule), the
-pair (draft, emitted token) has: kept, draft = x, with probability min(1, q(x) / (P p(x))); otherwise rejected, and the
-draft came from the normalised max(q - P p, 0). That joint law is the rule's own, for a prefix of any length; only the
-order of drawing differs. Under the coupled rule text and drafts run the same race, so nothing is left to chance.
+rounds are drawn given the text. With q and p the distributions of drafter and target at a slot, x the text's token
+there and P the chance that the slots before are kept (1 under the token rule; `decoding.block_rule` of the block rule),
+the pair (draft, emitted token) has: kept, draft = x, with probability min(1, q(x) / (P p(x))); otherwise rejected, and
+the draft came from the normalised max(q - P p, 0). That joint distribution is the rule's own, for a prefix of any
+length; only the order of drawing differs. Under the coupled rule text and drafts run the same race, so nothing is left
+to chance.
 
 After a rejection nothing is kept. Later drafts come from q alone: exact under `token` and `coupled`. Under `block` they
 also depend, weakly, on what the target thinks of the rejected tokens, which the text does not tell; q stands in for it.
@@ -39,7 +40,7 @@ class JudgedBlocks:
     confidence: Tensor | None  # [A, k] confidence logits, given the drafts before each slot; None without the head
 
 
-def law(logits: Tensor, temperature: float, cut: int | None) -> Tensor:
+def distribution(logits: Tensor, temperature: float, cut: int | None) -> Tensor:
     """logits [..., V] -> probabilities at the temperature, one-hot at 0; `cut` keeps the largest few."""
     logits = logits.float()
     if temperature == 0:
@@ -80,7 +81,7 @@ class _Text(NamedTuple):
     """What both sides know of one text."""
 
     ids: Tensor  # [T]
-    wanted: Tensor  # [T - first, V] the target's law of the token at first + 1, first + 2, ...
+    wanted: Tensor  # [T - first, V] the target's distribution of the token at first + 1, first + 2, ...
     first: int
     race: Tensor | None  # [T - first, V] of the same tokens, under the coupled rule at T > 0
 
@@ -107,7 +108,7 @@ def judge(
     race = None
     if rule is Rule.COUPLED and temperature > 0:
         race = race_noise(seed, choice, range(first + 1, ids.shape[1] + 1), logits.shape[-1])
-    text = _Text(ids[0], law(logits, temperature, None), first, race)
+    text = _Text(ids[0], distribution(logits, temperature, None), first, race)
     entries, rows = entries_at(drafter, features=features, token_ids=ids[0], anchors=anchors)
     most = max(1, _FLOATS // (drafter.config.block_size * logits.shape[-1]))
     parts = []

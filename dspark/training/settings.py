@@ -161,7 +161,7 @@ class RegenerationSettings:
         if self.concurrency < 1:
             raise ConfigError(f"concurrency: {self.concurrency} is below 1")
 
-    def law(self) -> dict[str, float | int]:
+    def settings(self) -> dict[str, float | int]:
         """What an answer depends on; how many are asked at the same time is no part of it."""
         kept = asdict(self)
         for name in ("concurrency", "answer_timeout_s", "patience_s"):

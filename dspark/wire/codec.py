@@ -36,34 +36,34 @@ from dspark.wire.v1 import types_pb2
 MAX_ENDS = 1024  # ids that may not come before min_tokens
 
 
-def write_sampling(law: SamplingParams) -> types_pb2.SequenceSampling:
+def write_sampling(params: SamplingParams) -> types_pb2.SequenceSampling:
     message = types_pb2.SequenceSampling(
-        temperature=law.temperature,
-        top_p=law.top_p,
-        top_k=law.top_k,
-        seed=law.seed,
-        choice=law.choice,
-        rule=cast("types_pb2.Rule", int(law.rule)),
-        prompt_len=law.prompt_len,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        seed=params.seed,
+        choice=params.choice,
+        rule=cast("types_pb2.Rule", int(params.rule)),
+        prompt_len=params.prompt_len,
     )
-    if not law.plain:
-        _write_rest(law, message)
+    if not params.plain:
+        _write_rest(params, message)
     return message
 
 
-def _write_rest(law: SamplingParams, message: types_pb2.SequenceSampling) -> None:
-    """The fields that most laws do without."""
-    message.min_p = law.min_p
-    if law.repetition_penalty != 1.0:
-        message.repetition_penalty = law.repetition_penalty
-    message.presence_penalty, message.frequency_penalty = law.presence_penalty, law.frequency_penalty
-    message.logit_bias.update(law.logit_bias)
-    message.min_tokens = law.min_tokens
-    message.stop_token_ids.extend(law.stop_token_ids)
-    if law.logprobs is not None:
-        message.logprobs = law.logprobs
-    if law.constraint is not None:
-        message.constraint.CopyFrom(write_constraint(law.constraint))
+def _write_rest(params: SamplingParams, message: types_pb2.SequenceSampling) -> None:
+    """The fields that most requests do without."""
+    message.min_p = params.min_p
+    if params.repetition_penalty != 1.0:
+        message.repetition_penalty = params.repetition_penalty
+    message.presence_penalty, message.frequency_penalty = params.presence_penalty, params.frequency_penalty
+    message.logit_bias.update(params.logit_bias)
+    message.min_tokens = params.min_tokens
+    message.stop_token_ids.extend(params.stop_token_ids)
+    if params.logprobs is not None:
+        message.logprobs = params.logprobs
+    if params.constraint is not None:
+        message.constraint.CopyFrom(write_constraint(params.constraint))
 
 
 def write_constraint(constraint: Constraint) -> types_pb2.Constraint:

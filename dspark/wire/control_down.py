@@ -71,7 +71,7 @@ def _admission(told: Admission) -> verify_pb2.ControlDown.Order:
         sequence=admit.sequence,
         epoch=admit.epoch,
         token_ids=told.token_ids,
-        sampling=codec.write_sampling(told.law),
+        sampling=codec.write_sampling(told.params),
         room=admit.room,
         stop_ids=sorted(admit.stop_ids),
         longest=told.longest,
@@ -87,7 +87,7 @@ def _admission(told: Admission) -> verify_pb2.ControlDown.Order:
 def _read_admission(message: verify_pb2.Admission) -> Admission | Refused:
     ids = message.token_ids[:]
     try:
-        law = codec.read_sampling(message.sampling)
+        params = codec.read_sampling(message.sampling)
         if not ids:
             raise PeerError("token_ids: empty")
         if len(message.cache_salt) > MAX_SALT:
@@ -102,7 +102,7 @@ def _read_admission(message: verify_pb2.Admission) -> Admission | Refused:
     admit = Admit(message.sequence, message.epoch, len(ids), message.room, stops, message.drafter)
     scores = message.prompt_logprobs if message.HasField("prompt_logprobs") else None
     kept = (message.keep_rows, message.cache_salt, scores, message.repeatable)
-    return Admission(admit, ids, law, message.longest, *kept)
+    return Admission(admit, ids, params, message.longest, *kept)
 
 
 def _acknowledged(told: Sequence[Acknowledged]) -> verify_pb2.ControlDown.Order:

@@ -43,7 +43,7 @@ def mini_training(tour: Tour) -> str:
 
 Forget both heads, keep the rest of the drafter frozen, and train {sum(w.numel() for w in heads):,} weights for
 {len(log)} steps of {BLOCKS} blocks on text that the target wrote. Three terms: a little cross-entropy, mostly the
-distance between the two laws, which is exactly what acceptance costs, and the confidence's own; the label of a slot's
+distance between p and q, which is exactly what acceptance costs, and the confidence's own; the label of a slot's
 confidence is 1 - distance / 2, the chance that it would be accepted.
 
 {plot}

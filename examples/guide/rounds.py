@@ -56,9 +56,9 @@ def nothing(_ids: Sequence[int], _pick: Callable[[Tensor], int]) -> list[float]:
 
 def the_loop(tour: Tour) -> str:
     """Draft, choose a prefix, verify, repeat."""
-    prompt, law = tour.tokenizer.encode(PROMPT), SamplingParams(temperature=0.0, rule=Rule.BLOCK)
+    prompt, params = tour.tokenizer.encode(PROMPT), SamplingParams(temperature=0.0, rule=Rule.BLOCK)
     run, plain = (
-        reference.generate(prompt, tour.logits, drafter, whole, law, max_tokens=tour.tokens)
+        reference.generate(prompt, tour.logits, drafter, whole, params, max_tokens=tour.tokens)
         for drafter in (tour.draft, nothing)
     )
     same = "the very tokens" if run.token_ids == plain.token_ids else "NOT the tokens"
@@ -97,7 +97,7 @@ def losslessness(tour: Tour) -> str:
     same = "the same" if all(run.token_ids == said[0].token_ids for run in said) else "DIFFERENT THINGS"
     return f"""## 6. Nothing is lost
 
-At a temperature the target does not have *one* next token but a law p, and the drafter draws from its own law q.
+At a temperature the target does not have *one* next token but probabilities p, and the drafter draws from its own q.
 Accept a draft x with chance min(1, p(x) / q(x)); on a rejection draw from what q left of p. What comes out follows p
 exactly:
 
@@ -124,8 +124,8 @@ def _four_ways(tour: Tour, prompt: Sequence[int]) -> list[reference.ReferenceRun
     def odd(at: int, told: Sequence[float]) -> int:
         return at % len(told)
 
-    law = SamplingParams(temperature=1.0, rule=Rule.COUPLED, seed=7)
+    params = SamplingParams(temperature=1.0, rule=Rule.COUPLED, seed=7)
     return [
-        reference.generate(prompt, tour.logits, drafter, schedule, law, max_tokens=tour.tokens // 2)
+        reference.generate(prompt, tour.logits, drafter, schedule, params, max_tokens=tour.tokens // 2)
         for drafter, schedule in ((tour.draft, whole), (tour.draft, odd), (hostile, whole), (nothing, whole))
     ]

@@ -23,8 +23,8 @@ def prompt(count: int, seed: int) -> list[int]:
 
 def begin(engine: VerifyEngine, sequence: int, ids: list[int], prompt_len: int) -> None:
     """Opens a greedy sequence and lines its tokens up; `prompt_len` of them were the prompt."""
-    law = SamplingParams(temperature=0.0, prompt_len=prompt_len)
-    assert engine.open(Cursor(sequence, 1, 0, len(ids)), law, len(ids) + 60, False, token_ids=ids) is None
+    params = SamplingParams(temperature=0.0, prompt_len=prompt_len)
+    assert engine.open(Cursor(sequence, 1, 0, len(ids)), params, len(ids) + 60, False, token_ids=ids) is None
     engine.line_up(PromptPrefill(sequence, 1, ids))
 
 

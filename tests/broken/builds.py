@@ -20,11 +20,11 @@ BUILDS = (
     ),
     Build(
         "the bonus token drawn from p, not from what is left of it", "2", "rules", "dspark/decoding/ratio.py",
-        "law = residual(last, slots.dense(rejected, last))", "law = last",
+        "probs = residual(last, slots.dense(rejected, last))", "probs = last",
     ),
     Build(
         "the same coins in every epoch", "2", "kill", "dspark/decoding/ratio.py",
-        "int(case.law.rule), case.cursor.epoch, ", "int(case.law.rule), 0, ",
+        "int(case.params.rule), case.cursor.epoch, ", "int(case.params.rule), 0, ",
     ),
     Build(
         "a preempted answer begins from its prompt", "10", "preempt", "coordinator/answers/answer.py",
@@ -50,7 +50,7 @@ BUILDS = (
     ),
     Build(
         "a verdict applied twice", "15", "rules", "coordinator/lanes/commits.py",
-        "track.answer.take(said.tokens, logprobs, round=", "track.answer.take(said.tokens * 2, logprobs, round=",
+        "state.answer.take(said.tokens, logprobs, round=", "state.answer.take(said.tokens * 2, logprobs, round=",
     ),
     Build(
         "a repeated batch shown twice", "15", "batches", "coordinator/frontend/link.py",
@@ -80,7 +80,7 @@ BUILDS = (
     ),
     Build(
         "a seed that changes at failover", "21", "journal", "coordinator/cells/resumption.py",
-        "seed=entry.seed))", "seed=request.law.seed))",
+        "seed=entry.seed))", "seed=request.params.seed))",
     ),
     Build(
         "a first token shown before the log has it", "21", "first token", "coordinator/lanes/lane.py",

@@ -155,8 +155,8 @@ class CellMachine(RuleBasedStateMachine):
     @invariant()
     def logs_grow_along_the_target_s_answer(self) -> None:
         for lane in self.membership.lanes:
-            for track in lane.tracks:
-                log, sequence = track.answer.log, track.sequence
+            for state in lane.states:
+                log, sequence = state.answer.log, state.sequence
                 which = PROMPTS.index(list(log.ids()[: log.prompt_len]))
                 assert list(log.answer()) == self.expected[which][: log.answered]
                 assert log.answered >= self.seen[sequence.number], "a committed token is gone"

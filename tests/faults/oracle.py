@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from dspark.decoding.gumbel import NEAR_TIE, times, winners
-from dspark.decoding.sampling import LawColumns, distribution
+from dspark.decoding.sampling import SamplingColumns, distribution
 from dspark.decoding.shaping import Shaper, shaped
 from dspark.types import Rule, SamplingParams
 from faults.pair import TARGET
@@ -58,20 +58,22 @@ def law_of(options: Mapping[str, Any], prompt_len: int, choice: int = 0) -> Samp
     return SamplingParams(**given, rule=rule, choice=choice, prompt_len=prompt_len)
 
 
-def examine(prompt: Sequence[int], answer: Sequence[int], law: SamplingParams, target: Path = TARGET) -> Finding:
+def examine(prompt: Sequence[int], answer: Sequence[int], params: SamplingParams, target: Path = TARGET) -> Finding:
     """Whether each token of the answer is the one, or one of those, that its law says."""
     if not answer:
         return Finding()
-    law = replace(law, prompt_len=len(prompt))
-    rows = shaped(logits([*prompt, *answer], len(answer) + 1, target)[:-1], [(0, answer[:-1], Shaper.of(law, prompt))])
-    if law.greedy:
+    params = replace(params, prompt_len=len(prompt))
+    rows = shaped(
+        logits([*prompt, *answer], len(answer) + 1, target)[:-1], [(0, answer[:-1], Shaper.of(params, prompt))]
+    )
+    if params.greedy:
         best = rows.topk(2).values
         own, leads = rows.argmax(dim=-1), best[:, 0] - best[:, 1]
-    elif law.rule is Rule.COUPLED:
-        noise = times([law] * len(answer), range(len(prompt), len(prompt) + len(answer)), rows.shape[-1])
-        own, leads = winners(distribution(rows, LawColumns.of([law])), noise)
+    elif params.rule is Rule.COUPLED:
+        noise = times([params] * len(answer), range(len(prompt), len(prompt) + len(answer)), rows.shape[-1])
+        own, leads = winners(distribution(rows, SamplingColumns.of([params])), noise)
     else:
-        return _possible(answer, rows, law)
+        return _possible(answer, rows, params)
     near = leads < NEAR_TIE
     for place, (token, said, close) in enumerate(zip(own.tolist(), answer, near.tolist(), strict=True)):
         if token != said and not close:
@@ -79,9 +81,9 @@ def examine(prompt: Sequence[int], answer: Sequence[int], law: SamplingParams, t
     return Finding("", int(near.sum()))
 
 
-def _possible(answer: Sequence[int], rows: torch.Tensor, law: SamplingParams) -> Finding:
-    chances = distribution(rows, LawColumns.of([law]))
-    scaled = rows.double() / law.temperature
+def _possible(answer: Sequence[int], rows: torch.Tensor, params: SamplingParams) -> Finding:
+    chances = distribution(rows, SamplingColumns.of([params]))
+    scaled = rows.double() / params.temperature
     least = torch.where(chances > 0, scaled, torch.inf).amin(dim=-1)  # of what is kept
     for place, said in enumerate(answer):
         if scaled[place, said] < least[place] - SLACK:

@@ -23,7 +23,7 @@ GREEDY: dict[str, Any] = {"temperature": 0.0}
 COUPLED: dict[str, Any] = {"temperature": 0.8, "rule": "coupled"}
 BLOCK: dict[str, Any] = {"temperature": 0.8, "rule": "block"}
 TOKEN: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "rule": "token"}
-LAWS = (GREEDY, COUPLED, BLOCK, TOKEN)
+ALL_PARAMS = (GREEDY, COUPLED, BLOCK, TOKEN)
 
 
 @functools.cache

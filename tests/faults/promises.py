@@ -63,7 +63,7 @@ def asking(
         asyncio.create_task(
             cell.ask(
                 pair.prompt(first + number, draw.choice(prompts)),
-                **{"max_tokens": TOKENS, "policy": POLICIES[number // 4 % 4], **pair.LAWS[number % 4], **more},
+                **{"max_tokens": TOKENS, "policy": POLICIES[number // 4 % 4], **pair.ALL_PARAMS[number % 4], **more},
             )
         )
         for number in range(count)
@@ -146,9 +146,9 @@ async def _prefixes(cell: SimulatedCell, draw: random.Random) -> list[str]:
 
 async def _rules(cell: SimulatedCell, draw: random.Random) -> list[str]:
     first = draw.randrange(32)
-    laws = [law for law in pair.LAWS if law.get("rule") in ("token", "block")]
+    all_params = [params for params in pair.ALL_PARAMS if params.get("rule") in ("token", "block")]
     asked = [
-        cell.ask(pair.prompt(first + number, 20), max_tokens=48, policy="fixed:5", **laws[number % 2])
+        cell.ask(pair.prompt(first + number, 20), max_tokens=48, policy="fixed:5", **all_params[number % 2])
         for number in range(8)
     ]
     return judged(cell, await asyncio.gather(*asked))
@@ -198,10 +198,10 @@ class Journal:
         asked = []
         for number in range(1 if self._at_first else 6):
             answers.append(Answer())
-            law = pair.LAWS[3 - number % 3]
+            params = pair.ALL_PARAMS[3 - number % 3]
             work = cell.ask(
                 pair.prompt(first + number, 20), into=answers[-1], max_tokens=TOKENS, policy="fixed:3",
-                resume_s=60.0, request_id=f"mine-{number}", **law,
+                resume_s=60.0, request_id=f"mine-{number}", **params,
             )  # fmt: skip
             asked.append(asyncio.create_task(work))
         if self._at_first:
@@ -216,8 +216,10 @@ class Journal:
             if answer.ids[: len(before)] != before:
                 found.append("what was shown has changed")
         for number, answer in enumerate(answers):  # who asks for all of it again is told the same
-            law = pair.LAWS[3 - number % 3]
-            options = Sampling(max_tokens=TOKENS, policy="fixed:3", request_id=f"mine-{number}", ignore_eos=True, **law)
+            params = pair.ALL_PARAMS[3 - number % 3]
+            options = Sampling(
+                max_tokens=TOKENS, policy="fixed:3", request_id=f"mine-{number}", ignore_eos=True, **params
+            )
             if await _told_again(cell, answer.prompt, options) != answer.ids:
                 found.append("told again it is another answer")
         return found + await freed(cell)
@@ -245,8 +247,10 @@ def lied_to(seed: int, lie: str = "random ids") -> list[str]:
 
     async def story(cell: SimulatedCell) -> list[str]:
         first = random.Random(seed).randrange(32)
-        laws = (pair.GREEDY, pair.COUPLED)
-        asked = [cell.ask(pair.prompt(first + n, 20), max_tokens=40, policy="fixed:4", **laws[n % 2]) for n in range(6)]
+        all_params = (pair.GREEDY, pair.COUPLED)
+        asked = [
+            cell.ask(pair.prompt(first + n, 20), max_tokens=40, policy="fixed:4", **all_params[n % 2]) for n in range(6)
+        ]
         return judged(cell, await asyncio.gather(*asked))
 
     return simulate(story, plan=lying(LIES[lie]), seed=seed)

@@ -21,7 +21,7 @@ from faults import oracle, pair
 
 PATIENT = {"max_handovers": 1000, "flap_limit": 0, "verifier_wait_s": 60}
 # Ratio rules without a seed: what was drawn cannot be drawn again.
-LAWS: tuple[dict[str, Any], ...] = (
+ALL_PARAMS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.8, "rule": "coupled", "seed": 77},
     {"temperature": 0.8, "top_k": 8, "rule": "block"},
@@ -79,7 +79,9 @@ class Stream:
 def wave(count: int, tokens: int, **options: Any) -> list[Stream]:
     """By turns under each law."""
     return [
-        Stream(pair.prompt(at), {"max_tokens": tokens, "policy": "fixed:3", **LAWS[at % len(LAWS)], **options})
+        Stream(
+            pair.prompt(at), {"max_tokens": tokens, "policy": "fixed:3", **ALL_PARAMS[at % len(ALL_PARAMS)], **options}
+        )
         for at in range(count)
     ]
 

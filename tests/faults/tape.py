@@ -32,7 +32,7 @@ class Taken:
 
     sequence: int
     epoch: int
-    law: SamplingParams
+    params: SamplingParams
     ids: list[int]  # that were prefilled
     first: int | None = None
     rounds: dict[int, RecordedRound] = field(default_factory=dict)  # by the position of their anchor
@@ -40,7 +40,7 @@ class Taken:
     @property
     def given(self) -> tuple[int, ...]:
         """The request's own prompt."""
-        return tuple(self.ids[: self.law.prompt_len or len(self.ids)])
+        return tuple(self.ids[: self.params.prompt_len or len(self.ids)])
 
 
 class Tape:
@@ -62,10 +62,10 @@ class Tape:
         """Notes what this engine says from now on; changes nothing."""
         held: dict[int, Taken] = {}
 
-        def opened(call: Callable[..., Any], cursor: Any, law: SamplingParams, *args: Any, **more: Any) -> Any:
-            said = call(cursor, law, *args, **more)
+        def opened(call: Callable[..., Any], cursor: Any, params: SamplingParams, *args: Any, **more: Any) -> Any:
+            said = call(cursor, params, *args, **more)
             if said is None and more.get("token_ids") is not None:
-                held[cursor.sequence] = Taken(cursor.sequence, cursor.epoch, law, list(more["token_ids"]))
+                held[cursor.sequence] = Taken(cursor.sequence, cursor.epoch, params, list(more["token_ids"]))
                 self.taken.append(held[cursor.sequence])
             return said
 
@@ -114,26 +114,26 @@ class Tape:
 
     def problem(self, prompt: Sequence[int], answer: Sequence[int], choice: int = 0) -> str:
         """What is wrong with the answer to this prompt, which nobody else asked for; empty when nothing is."""
-        mine = [one for one in self.taken if one.given == tuple(prompt) and one.law.choice == choice]
+        mine = [one for one in self.taken if one.given == tuple(prompt) and one.params.choice == choice]
         if not answer or not mine:
             return "" if not answer else "nobody computed it"
-        law = mine[0].law
-        if any(one.law != law for one in mine):
+        params = mine[0].params
+        if any(one.params != params for one in mine):
             return "its law or its seed changed on the way"
         names = [one.epoch for one in mine]
-        if law.rule is not Rule.COUPLED and not law.greedy and len(set(names)) < len(names):
+        if params.rule is not Rule.COUPLED and not params.greedy and len(set(names)) < len(names):
             return f"it was taken in twice under one epoch: {names}"
-        if law.greedy or law.rule is Rule.COUPLED:
-            return oracle.examine(prompt, answer, law).wrong
-        return self._replayed(prompt, answer, law, mine) or next(filter(None, map(_drawn, mine)), "")
+        if params.greedy or params.rule is Rule.COUPLED:
+            return oracle.examine(prompt, answer, params).wrong
+        return self._replayed(prompt, answer, params, mine) or next(filter(None, map(_drawn, mine)), "")
 
-    def _replayed(self, prompt: Sequence[int], answer: Sequence[int], law: SamplingParams, mine: list[Taken]) -> str:
+    def _replayed(self, prompt: Sequence[int], answer: Sequence[int], params: SamplingParams, mine: list[Taken]) -> str:
         rounds = _chain([*prompt, *answer], len(prompt), mine)
         if rounds is None:
             return "no recorded choices lead to it"
         first, *others = rounds
         told = replay(
-            prompt, oracle.logits, others, law, max_tokens=len(answer), epoch=first.epoch
+            prompt, oracle.logits, others, params, max_tokens=len(answer), epoch=first.epoch
         )  # the first one is the prefill
         if told != tuple(answer):
             at = next((n for n, (a, b) in enumerate(zip(told, answer, strict=False)) if a != b), len(told))
@@ -180,8 +180,8 @@ def _drawn(taken: Taken) -> str:
         if not made.draft_ids or not made.q.entries:
             continue
         ids, probs = made.q.arrays()
-        law, slots = taken.law, list(range(1, made.prefix + 1))
-        coins = uniforms(law.seed, law.choice, law.rule, Purpose.DRAFT, made.epoch, at, slots).ravel()
+        params, slots = taken.params, list(range(1, made.prefix + 1))
+        coins = uniforms(params.seed, params.choice, params.rule, Purpose.DRAFT, made.epoch, at, slots).ravel()
         for slot, (said, u) in enumerate(zip(made.draft_ids, coins.tolist(), strict=True)):
             ends = np.cumsum(probs[slot].astype(np.float64))
             if said != int(ids[slot, int(np.searchsorted(ends, u * ends[-1], side="right"))]):

@@ -23,7 +23,7 @@ from faults.simulation import Simulation
 
 T = TypeVar("T")
 
-LAWS = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, seed=7, rule=Rule.COUPLED))
+ALL_PARAMS = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, seed=7, rule=Rule.COUPLED))
 ROOM = 40
 SPOKEN = sorted({kind for method, _, kind in kinds() if method.endswith(("/Rounds", "Features/Push"))})
 PLAN = planned(PlanKind.PRICE, 4, 0.2, window=2, cohorts=2)
@@ -49,14 +49,16 @@ def simulate(
 
 def ask(conductor: Conductor, count: int = 4) -> list[Answer]:
     return [
-        conductor.ask(pair.prompt(place, 12 + 30 * (place % 3)), LAWS[place % 2], ROOM, drafter=1 + place // 2 % 2)
+        conductor.ask(
+            pair.prompt(place, 12 + 30 * (place % 3)), ALL_PARAMS[place % 2], ROOM, drafter=1 + place // 2 % 2
+        )
         for place in range(count)
     ]
 
 
 def truth(answer: Answer) -> list[int]:
-    law = replace(answer.law, prompt_len=len(answer.prompt))
-    run = generate(answer.prompt, oracle.logits, lambda *_: [], lambda *_: 0, law, max_tokens=answer.room)
+    params = replace(answer.params, prompt_len=len(answer.prompt))
+    run = generate(answer.prompt, oracle.logits, lambda *_: [], lambda *_: 0, params, max_tokens=answer.room)
     return list(run.token_ids)
 
 

@@ -73,14 +73,14 @@ JOURNALS = [
         ),
         (
             "the law is no part of a request",
-            ".tobytes() + rest + law)",
+            ".tobytes() + rest + params)",
             ".tobytes() + rest)",
             JOURNAL,
         ),
         (
             "the prompt is no part of a request",
-            "hashlib.sha256(np.asarray(request.prompt, np.uint32).tobytes() + rest + law)",
-            "hashlib.sha256(rest + law)",
+            "hashlib.sha256(np.asarray(request.prompt, np.uint32).tobytes() + rest + params)",
+            "hashlib.sha256(rest + params)",
             JOURNAL,
         ),
         (
@@ -148,8 +148,8 @@ JOURNALS = [
         "coordinator/cells/resumption.py",
         (
             "a resumed request goes on under a new seed",
-            "request = replace(request, law=replace(request.law, seed=entry.seed))",
-            "request = replace(request, law=replace(request.law, seed=request.law.seed))",
+            "request = replace(request, params=replace(request.params, seed=entry.seed))",
+            "request = replace(request, params=replace(request.params, seed=request.params.seed))",
             RESUME,
         ),
         (
@@ -160,7 +160,7 @@ JOURNALS = [
         ),
         (
             "a seed that is not the first one is taken",
-            'HasField("seed") and entry.seed != request.law.seed:',
+            'HasField("seed") and entry.seed != request.params.seed:',
             'HasField("seed") and entry.seed < 0:',
             RESUME,
         ),
@@ -178,13 +178,13 @@ JOURNALS = [
         ),
         (
             "a coupled answer without a seed can be repeated",
-            "(law.rule is Rule.COUPLED and seeded)",
+            "(params.rule is Rule.COUPLED and seeded)",
             "sampling.rule is Rule.COUPLED",
             RESUME,
         ),
         (
             "any answer with a seed can be repeated",
-            "(law.rule is Rule.COUPLED and seeded)",
+            "(params.rule is Rule.COUPLED and seeded)",
             "seeded",
             RESUME,
         ),
@@ -211,7 +211,7 @@ JOURNALS = [
         ),
         (
             "several answers draw alike",
-            "request = replace(request, law=replace(request.law, choice=choice))",
+            "request = replace(request, params=replace(request.params, choice=choice))",
             "pass",
             (*RESUME, f"{C}test_choices.py"),
         ),

@@ -41,11 +41,11 @@ LANES: list[Mutant] = [
         ("R7: any round is the next one", "each.round == placed.round and ", "", IN_ORDER),
         (
             "R7: wherever it stood before",
-            " and each.committed_before == len(placed.track.answer.log)",
+            " and each.committed_before == len(placed.state.answer.log)",
             "",
             IN_ORDER,
         ),
-        ("R9: an epoch is not noted", "track.note_epoch(placed.epoch)", "pass", EPOCHS),
+        ("R9: an epoch is not noted", "state.note_epoch(placed.epoch)", "pass", EPOCHS),
         (
             "R9: an epoch is told of before it is written",
             "self._write()  # epochs, before anything is drawn under them",
@@ -126,7 +126,7 @@ LANES: list[Mutant] = [
         ),
         (
             "a token may come without its log-probability",
-            "track.request.law.logprobs is not None and",
+            "state.request.params.logprobs is not None and",
             "False and",
             (f"{L}a_token_without_its_log_probability_ends_the_request",),
         ),
@@ -147,8 +147,8 @@ LANES: list[Mutant] = [
         ),
         (
             "a drafter's alarm is not heard",
-            "return _reaches(port, track) and self._monitor.trusts(port.facts.fingerprint, track.request.law)",
-            "return _reaches(port, track)",
+            "return _reaches(port, state) and self._monitor.trusts(port.facts.fingerprint, state.request.params)",
+            "return _reaches(port, state)",
             (f"{L}a_distrusted_drafter_drafts_no_more_under_the_ratio_rules",),
         ),
     ),
@@ -171,7 +171,7 @@ LANES: list[Mutant] = [
         ),
         (
             "a prompt that is not coming is waited for",
-            "            del self._prompts[placed.track.request.id]",
+            "            del self._prompts[placed.state.request.id]",
             "            pass",
             (f"{L}siblings_do_not_wait_for_a_first_that_left",),
         ),

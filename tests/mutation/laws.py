@@ -52,21 +52,22 @@ LAWS = [
         ),
         (
             "a nucleus is that of the whole row, not of the top k",
-            "bound = laws.top_p * mass.gather(-1, kept - 1)",
-            "bound = laws.top_p * mass[:, -1:]",
+            "bound = all_params.top_p * mass.gather(-1, kept - 1)",
+            "bound = all_params.top_p * mass[:, -1:]",
             SAMPLING,
         ),
         (
             "min-p cuts those that reach it",
-            "vocab - torch.searchsorted(ascending, laws.min_p * ascending[:, -1:])\n",
-            "vocab - torch.searchsorted(ascending, laws.min_p * ascending[:, -1:], right=True).clamp_(max=vocab - 1)\n",
+            "vocab - torch.searchsorted(ascending, all_params.min_p * ascending[:, -1:])\n",
+            "vocab - torch.searchsorted(ascending, all_params.min_p * ascending[:, -1:], right=True)"
+            ".clamp_(max=vocab - 1)\n",
             SAMPLING,
         ),
         ("rows of no numbers look outside themselves", "likely.clamp_(min=1)", "likely", SAMPLING),
         (
             "min-p is a probability of its own",
-            "laws.min_p * ascending[:, -1:]",
-            "laws.min_p.expand(len(probs), 1)",
+            "all_params.min_p * ascending[:, -1:]",
+            "all_params.min_p.expand(len(probs), 1)",
             SAMPLING,
         ),
         (
@@ -95,7 +96,7 @@ LAWS = [
         ),
         (
             "greedy rows of a mixed cohort are sampled",
-            "probs = torch.where(laws.greedy, _one_hot(best(logits), logits.shape[-1]), probs)",
+            "probs = torch.where(all_params.greedy, _one_hot(best(logits), logits.shape[-1]), probs)",
             "pass",
             SAMPLING,
         ),
@@ -113,26 +114,26 @@ LAWS = [
         ),
         (
             "draft and law cut another top k",
-            "(laws.top_k > 0) & (rank >= laws.top_k)",
-            "(laws.top_k > 0) & (rank > laws.top_k)",
+            "(all_params.top_k > 0) & (rank >= all_params.top_k)",
+            "(all_params.top_k > 0) & (rank > all_params.top_k)",
             SAMPLING,
         ),
         (
             "choices of a request share their draft's coins",
-            "(law.seed, law.choice, int(law.rule), cursor.epoch, cursor.anchor_position)",
-            "(law.seed, 0, int(law.rule), cursor.epoch, cursor.anchor_position)",
+            "(params.seed, params.choice, int(params.rule), cursor.epoch, cursor.anchor_position)",
+            "(params.seed, 0, int(params.rule), cursor.epoch, cursor.anchor_position)",
             SAMPLING,
         ),
         (
             "epochs share their draft's coins",
-            "(law.seed, law.choice, int(law.rule), cursor.epoch, cursor.anchor_position)",
-            "(law.seed, law.choice, int(law.rule), 0, cursor.anchor_position)",
+            "(params.seed, params.choice, int(params.rule), cursor.epoch, cursor.anchor_position)",
+            "(params.seed, params.choice, int(params.rule), 0, cursor.anchor_position)",
             SAMPLING,
         ),
         (
             "anchors share their draft's coins",
-            "(law.seed, law.choice, int(law.rule), cursor.epoch, cursor.anchor_position)",
-            "(law.seed, law.choice, int(law.rule), cursor.epoch, 0 * cursor.anchor_position)",
+            "(params.seed, params.choice, int(params.rule), cursor.epoch, cursor.anchor_position)",
+            "(params.seed, params.choice, int(params.rule), cursor.epoch, 0 * cursor.anchor_position)",
             SAMPLING,
         ),
         (
@@ -152,8 +153,8 @@ LAWS = [
         ),
         (
             "slots of a raced draft share their noise",
-            "times_of(self._laws, [first + slot for first in self._first], ids)",
-            "times_of(self._laws, [first for first in self._first], ids)",
+            "times_of(self._all_params, [first + slot for first in self._first], ids)",
+            "times_of(self._all_params, [first for first in self._first], ids)",
             RACE,
         ),
         (
@@ -188,32 +189,32 @@ LAWS = [
         "dspark/decoding/shaping.py",
         (
             "the prompt's last token counts as said",
-            "np.arange(len(tokens)) >= self.law.prompt_len",
-            "np.arange(len(tokens)) >= self.law.prompt_len - 1",
+            "np.arange(len(tokens)) >= self.params.prompt_len",
+            "np.arange(len(tokens)) >= self.params.prompt_len - 1",
             SHAPING,
         ),
         (
             "the answer's first token does not count as said",
-            "np.arange(len(tokens)) >= self.law.prompt_len",
-            "np.arange(len(tokens)) > self.law.prompt_len",
+            "np.arange(len(tokens)) >= self.params.prompt_len",
+            "np.arange(len(tokens)) > self.params.prompt_len",
             SHAPING,
         ),
         (
             "an answer may end one token early",
-            "early = np.arange(rows) + answered < law.min_tokens",
-            "early = np.arange(rows) + answered < law.min_tokens - 1",
+            "early = np.arange(rows) + answered < params.min_tokens",
+            "early = np.arange(rows) + answered < params.min_tokens - 1",
             SHAPING,
         ),
         (
             "an answer may end one token late only",
-            "early = np.arange(rows) + answered < law.min_tokens",
-            "early = np.arange(rows) + answered <= law.min_tokens",
+            "early = np.arange(rows) + answered < params.min_tokens",
+            "early = np.arange(rows) + answered <= params.min_tokens",
             SHAPING,
         ),
         (
             "presence counts how often",
-            "np.float32(law.presence_penalty) * (count > 0)",
-            "np.float32(law.presence_penalty) * count",
+            "np.float32(params.presence_penalty) * (count > 0)",
+            "np.float32(params.presence_penalty) * count",
             SHAPING,
         ),
         (
@@ -311,14 +312,14 @@ LAWS = [
         "draft_service/sample_block.py",
         (
             "greedy and sampled requests change their calibrations",
-            '("greedy" if law.greedy else "sampled", NAMES[law.rule])',
-            '("sampled" if law.greedy else "greedy", NAMES[law.rule])',
+            '("greedy" if params.greedy else "sampled", NAMES[params.rule])',
+            '("sampled" if params.greedy else "greedy", NAMES[params.rule])',
             ("tests/unit/draft_service/test_sample_block.py",),
         ),
         (
             "every rule is calibrated as the block rule",
-            '("greedy" if law.greedy else "sampled", NAMES[law.rule])',
-            '("greedy" if law.greedy else "sampled", "block")',
+            '("greedy" if params.greedy else "sampled", NAMES[params.rule])',
+            '("greedy" if params.greedy else "sampled", "block")',
             ("tests/unit/draft_service/test_sample_block.py",),
         ),
         (
@@ -338,8 +339,8 @@ LAWS = [
     harmless(
         "a nucleus may be larger than the top k",
         "dspark/decoding/sampling.py",
-        "torch.where(laws.top_p < 1.0, torch.minimum(nucleus, kept), kept)",
-        "torch.where(laws.top_p < 1.0, nucleus, kept)",
+        "torch.where(all_params.top_p < 1.0, torch.minimum(nucleus, kept), kept)",
+        "torch.where(all_params.top_p < 1.0, nucleus, kept)",
         "a share of what the top k have together is reached by them",
     ),
 ]

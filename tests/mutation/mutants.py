@@ -26,7 +26,7 @@ LISTS = {
     "answers": ANSWERS,
     "grammars": GRAMMARS,
     "journal": JOURNALS,
-    "laws": LAWS,
+    "probs": LAWS,
     "loading": LOADING,
     "masks": MASKS,
     "conformance": CONFORMANCE,

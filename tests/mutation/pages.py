@@ -311,7 +311,7 @@ PAGES = [
         ),
         (
             "tokens of an answer count as its prompt where it goes on elsewhere",
-            "return min(self.law.prompt_len, self.prompt_len) or self.prompt_len",
+            "return min(self.params.prompt_len, self.prompt_len) or self.prompt_len",
             "return self.prompt_len",
             CHECKS,
         ),

@@ -195,7 +195,7 @@ RULES = [
         ),
         (
             "the temperature is ignored",
-            "copy=True).div_(laws.temperature)",
+            "copy=True).div_(all_params.temperature)",
             "copy=True)",
             (f"{D}test_sampling.py",),
         ),
@@ -207,8 +207,8 @@ RULES = [
         ),
         (
             "q is not renormalised after the cut",
-            "probs = probs / probs.sum(dim=-1, keepdim=True)\n    if laws.any_top_p:",
-            "pass\n    if laws.any_top_p:",
+            "probs = probs / probs.sum(dim=-1, keepdim=True)\n    if all_params.any_top_p:",
+            "pass\n    if all_params.any_top_p:",
             (f"{D}test_sampling.py",),
         ),
     ),
@@ -222,14 +222,14 @@ RULES = [
         ),
         (
             "noise forgets the choice",
-            "(law.seed, law.choice, position)",
-            "(law.seed, 0, position)",
+            "(params.seed, params.choice, position)",
+            "(params.seed, 0, position)",
             (f"{D}test_gumbel.py",),
         ),
         (
             "noise forgets the position",
-            "(law.seed, law.choice, position)",
-            "(law.seed, law.choice, 9)",
+            "(params.seed, params.choice, position)",
+            "(params.seed, params.choice, 9)",
             PLACE,
         ),
         (

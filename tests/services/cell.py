@@ -93,12 +93,12 @@ class Recorded:
     def _begun(self, items: Any) -> Any:
         step = self._begin(items)
         states = self._engine._holdings.states
-        self._under_way[id(step)] = [(item, states[item.cursor.sequence].law) for item in items]
+        self._under_way[id(step)] = [(item, states[item.cursor.sequence].params) for item in items]
         return step
 
     def _ended(self, step: Any) -> Any:
         judged = self._end(step)
-        for (item, law), outcome in zip(self._under_way.pop(id(step), ()), judged.outcomes, strict=True):
+        for (item, params), outcome in zip(self._under_way.pop(id(step), ()), judged.outcomes, strict=True):
             assert isinstance(outcome, Verdict), outcome
             made = RecordedRound(
                 item.cursor.anchor_position,
@@ -109,5 +109,5 @@ class Recorded:
                 outcome.next_token,
                 item.cursor.epoch,
             )
-            self.rounds[law.seed, law.choice].append(made)
+            self.rounds[params.seed, params.choice].append(made)
         return judged

@@ -44,8 +44,8 @@ class Pusher:
             verifier_incarnation=4,
             projection=self._process.engine.projection,
         )
-        law = codec.write_sampling(SamplingParams(temperature=0.0))
-        opening = draft_pb2.OpenContext(sequence=sequence, epoch=epoch, reserve_tokens=200, sampling=law)
+        params = codec.write_sampling(SamplingParams(temperature=0.0))
+        opening = draft_pb2.OpenContext(sequence=sequence, epoch=epoch, reserve_tokens=200, sampling=params)
         await rounds.write(draft_pb2.RoundsCommand(hello=hello))
         await rounds.write(draft_pb2.RoundsCommand(open=opening))
         while not (await asyncio.wait_for(rounds.read(), 60)).HasField("opened"):

@@ -69,21 +69,23 @@ def _prompts(count: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("rule", list(Rule))
 @pytest.mark.parametrize(
-    "law",
+    "params",
     [
         pytest.param({"temperature": 1.0}, id="sampled"),
         pytest.param({"temperature": 0.7, "top_k": 20, "top_p": 0.9}, id="truncated"),
     ],
 )
 async def test_recorded_choices_replayed_by_the_reference_loop_give_the_same_tokens(
-    cell: Running, golden_target: Path, law: dict[str, Any], rule: Rule
+    cell: Running, golden_target: Path, params: dict[str, Any], rule: Rule
 ) -> None:
-    law = {**law, "rule": rule.name.lower()}
+    params = {**params, "rule": rule.name.lower()}
     prompts, target = _prompts(8), _plain_target(golden_target)
     client = AsyncClient(cell.endpoint)
     answers = await asyncio.gather(
         *(
-            _answer(client, prompt, 0.01 * index, max_tokens=24, seed=1000 + index, policy=POLICIES[index % 4], **law)
+            _answer(
+                client, prompt, 0.01 * index, max_tokens=24, seed=1000 + index, policy=POLICIES[index % 4], **params
+            )
             for index, prompt in enumerate(prompts)
         )
     )
@@ -92,7 +94,7 @@ async def test_recorded_choices_replayed_by_the_reference_loop_give_the_same_tok
     assert any(made.accepted for rounds in cell.rounds.values() for made in rounds)
     for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         # The wire carries float32 request fields.
-        as_sent = {key: float(torch.tensor(v).item()) if isinstance(v, float) else v for key, v in law.items()}
+        as_sent = {key: float(torch.tensor(v).item()) if isinstance(v, float) else v for key, v in params.items()}
         as_sent["rule"] = rule
         key = SamplingParams(**as_sent, seed=1000 + index)
         rounds = cell.rounds[1000 + index, 0]
@@ -118,16 +120,16 @@ async def test_greedy_answers_equal_plain_greedy_decoding_whatever_the_policy(
         assert answer == tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("law", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize("params", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}], ids=str)
 async def test_seeded_answers_are_those_of_plain_decoding_whatever_the_policy(
-    cell: Running, law: dict[str, Any]
+    cell: Running, params: dict[str, Any]
 ) -> None:
     prompts = _prompts(6)
     client = AsyncClient(cell.endpoint)
     answers = [
         await asyncio.gather(
             *(
-                _answer(client, prompt, 0.01 * index, max_tokens=40, seed=index, policy=policy, **law)
+                _answer(client, prompt, 0.01 * index, max_tokens=40, seed=index, policy=policy, **params)
                 for index, prompt in enumerate(prompts)
             )
         )

@@ -184,10 +184,10 @@ async def test_answers_are_those_of_plain_decoding(tmp_path: Path, name: str) ->
         elif "random" not in name:
             assert cell.counted("accepted") > 0
         # The same noise on both sides: a seed fixes the answer, whoever drafts.
-        law = {"temperature": 0.9, "top_k": 50, "rule": "coupled"}
+        params = {"temperature": 0.9, "top_k": 50, "rule": "coupled"}
         sampled = [
             [
-                await cell.answers([prompt], 16, seed=seed, policy=policy, **law)
+                await cell.answers([prompt], 16, seed=seed, policy=policy, **params)
                 for seed, prompt in enumerate(prompts[:2])
             ]
             for policy in ("fixed:4", "off")

@@ -27,17 +27,17 @@ WORDS = {"type": "array", "items": {"type": "string", "maxLength": 8}, "minItems
 TEXTS = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
 FORM = {"json_schema": WORDS}
 OPTIONS: dict[str, Any] = {"max_tokens": 300, "constraint": FORM, "policy": "fixed:3", "timeout": 60.0, "n": 2}
-LAWS: dict[str, dict[str, Any]] = {
+ALL_PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "repetition_penalty": 1.2},
     "coupled": {"temperature": 1.0, "seed": 11, "rule": "coupled"},
 }
 
 
-async def moved(endpoint: str, move: Callable[[], Awaitable[None]], **law: Any) -> tuple[list[Any], list[Any]]:
+async def moved(endpoint: str, move: Callable[[], Awaitable[None]], **params: Any) -> tuple[list[Any], list[Any]]:
     """Ids of a calm run, and of one that is moved in its middle."""
     async with AsyncClient(endpoint) as client:
-        calm = await client.complete([70, 71, 72], **OPTIONS, **law)
-        stream = client.generate([70, 71, 72], **OPTIONS, **law, resume_s=20.0)
+        calm = await client.complete([70, 71, 72], **OPTIONS, **params)
+        stream = client.generate([70, 71, 72], **OPTIONS, **params, resume_s=20.0)
         events = [await anext(stream), await anext(stream)]
         await move()
         events += [event async for event in stream]
@@ -55,16 +55,16 @@ async def cell() -> AsyncIterator[Cell]:
     await cell.close()
 
 
-@pytest.mark.parametrize("law", LAWS)
-async def test_a_verifier_is_lost(law: str, cell: Cell) -> None:
+@pytest.mark.parametrize("params", ALL_PARAMS)
+async def test_a_verifier_is_lost(params: str, cell: Cell) -> None:
     coordinator = await cell.whole(verifiers=2)
-    calm, hurt = await moved(coordinator.endpoint, partial(lose, cell), **LAWS[law])
+    calm, hurt = await moved(coordinator.endpoint, partial(lose, cell), **ALL_PARAMS[params])
     assert hurt == calm
     assert coordinator.metrics.value("handovers_total", reason="lost") >= 1
 
 
-@pytest.mark.parametrize("law", LAWS)
-async def test_it_is_preempted(law: str, cell: Cell) -> None:
+@pytest.mark.parametrize("params", ALL_PARAMS)
+async def test_it_is_preempted(params: str, cell: Cell) -> None:
     coordinator = await cell.whole()
 
     async def preempt() -> None:
@@ -73,13 +73,13 @@ async def test_it_is_preempted(law: str, cell: Cell) -> None:
                 take_out_youngest(lane)
             await asyncio.sleep(0.05)
 
-    calm, hurt = await moved(coordinator.endpoint, preempt, **LAWS[law])
+    calm, hurt = await moved(coordinator.endpoint, preempt, **ALL_PARAMS[params])
     assert hurt == calm
     assert coordinator.metrics.value("num_preemptions_total") >= 1
 
 
-@pytest.mark.parametrize("law", LAWS)
-async def test_the_coordinator_goes_and_comes_back(law: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("params", ALL_PARAMS)
+async def test_the_coordinator_goes_and_comes_back(params: str, tmp_path: Path) -> None:
     site = Site(TARGET, DRAFTER, tmp_path / "journal")
     await site.start()
 
@@ -88,7 +88,7 @@ async def test_the_coordinator_goes_and_comes_back(law: str, tmp_path: Path) -> 
         await site.comes()
 
     try:
-        calm, hurt = await moved(site.serving.endpoint, restart, **LAWS[law])
+        calm, hurt = await moved(site.serving.endpoint, restart, **ALL_PARAMS[params])
         assert hurt == calm
         assert site.serving.metrics.value("prefills_total", reason="resumed") >= 1
     finally:

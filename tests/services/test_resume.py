@@ -73,17 +73,17 @@ async def read(site: Site, client: AsyncClient, *, go_at: int, **options: Any) -
     return held, stream.resumed
 
 
-LAWS: list[dict[str, Any]] = [
+ALL_PARAMS: list[dict[str, Any]] = [
     {"temperature": 0.0, "logprobs": 2, "presence_penalty": 0.5, "repetition_penalty": 1.1, "min_tokens": 4},
     {"temperature": 0.9, "seed": 11, "rule": "coupled", "n": 3, "frequency_penalty": 0.3},
 ]
 
 
-@pytest.mark.parametrize("law", LAWS, ids=["greedy", "coupled"])
-async def test_the_ids_are_those_of_a_calm_run(site: Site, law: dict[str, Any]) -> None:
+@pytest.mark.parametrize("params", ALL_PARAMS, ids=["greedy", "coupled"])
+async def test_the_ids_are_those_of_a_calm_run(site: Site, params: dict[str, Any]) -> None:
     async with AsyncClient(site.serving.endpoint) as client:
-        calm, _ = await read(site, client, go_at=0, **law)
-        hurt, resumed = await read(site, client, go_at=20, resume_s=20.0, **law)
+        calm, _ = await read(site, client, go_at=0, **params)
+        hurt, resumed = await read(site, client, go_at=20, resume_s=20.0, **params)
         assert hurt == calm
         assert resumed >= 1
         assert site.serving.metrics.value("prefills_total", reason="resumed") >= 1

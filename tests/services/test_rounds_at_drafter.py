@@ -27,7 +27,7 @@ from dspark.runtime import backlog, blocking_server
 from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import open_channel
 from dspark.runtime.identity import write_token
-from dspark.synthetic.law import SyntheticLaw
+from dspark.synthetic.oracle import SyntheticOracle
 from dspark.synthetic.rows import DTYPE, SyntheticRows, row_values
 from dspark.types import Block, Cursor, EmptyReason, RefusalReason, SamplingParams
 from dspark.wire import codec, orders
@@ -110,8 +110,8 @@ class RoundsCall:
         return await self.call.code(), await self.call.details()
 
     async def open(self, sequence: int, epoch: int = 1, reserve: int = 200) -> draft_pb2.ContextOpened:
-        law = codec.write_sampling(GREEDY)
-        asked = draft_pb2.OpenContext(sequence=sequence, epoch=epoch, reserve_tokens=reserve, sampling=law)
+        params = codec.write_sampling(GREEDY)
+        asked = draft_pb2.OpenContext(sequence=sequence, epoch=epoch, reserve_tokens=reserve, sampling=params)
         await self.tell(open=asked)
         opened = (await self.hear()).opened
         assert (opened.sequence, opened.epoch) == (sequence, epoch)
@@ -143,9 +143,9 @@ def written(number: int, *rows: OrderRow, first_token: int = 5) -> list[draft_pb
 
 
 def truth(first_token: int, start: int, count: int, engine: Any) -> list[int]:
-    law = SyntheticLaw(engine.spec)
-    keys = np.full(count, law.key(first_token, GREEDY.seed, GREEDY.choice), np.uint64)
-    return [int(token) for token in law.target(keys, np.arange(start, start + count))]
+    oracle = SyntheticOracle(engine.spec)
+    keys = np.full(count, oracle.key(first_token, GREEDY.seed, GREEDY.choice), np.uint64)
+    return [int(token) for token in oracle.target(keys, np.arange(start, start + count))]
 
 
 async def test_rows_and_order_are_one_message_and_the_block_follows(drafter: Any) -> None:

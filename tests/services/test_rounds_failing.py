@@ -28,7 +28,7 @@ from dspark.runtime import backlog
 from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import open_channel
 from dspark.runtime.identity import write_token
-from dspark.synthetic.law import SyntheticLaw
+from dspark.synthetic.oracle import SyntheticOracle
 from dspark.types import RefusalReason, Rule, SamplingParams
 from dspark.wire.control_down import write_down
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
@@ -62,10 +62,10 @@ def drafter(pair: str, **settings: Any) -> Any:
 
 
 def truth(process: Any, answer: Answer) -> list[int]:
-    law = SyntheticLaw(process.engine.spec)
-    key = law.key(int(answer.prompt[0]), answer.law.seed, answer.law.choice)
+    oracle = SyntheticOracle(process.engine.spec)
+    key = oracle.key(int(answer.prompt[0]), answer.oracle.seed, answer.oracle.choice)
     positions = np.arange(len(answer.prompt), len(answer.prompt) + answer.room)
-    return [int(token) for token in law.target(np.full(len(positions), key, np.uint64), positions)]
+    return [int(token) for token in oracle.target(np.full(len(positions), key, np.uint64), positions)]
 
 
 async def answered(process: Any, conductor: Conductor, answers: Sequence[Answer]) -> None:
@@ -182,7 +182,8 @@ async def test_whatever_a_drafter_says_answers_are_the_targets(pair: str, lie: s
     async with verifier(pair) as v, Liar(LIES[lie]) as liar, conducting(v, PLAN) as conductor:
         conductor.port.tell([DrafterAt(1, liar.endpoint, liar.incarnation)])
         asked = [
-            conductor.ask([5 + place, 6], law, LONG, drafter=1) for place, law in enumerate((SAMPLED, SAMPLED, COUPLED))
+            conductor.ask([5 + place, 6], params, LONG, drafter=1)
+            for place, params in enumerate((SAMPLED, SAMPLED, COUPLED))
         ]
 
         def enough() -> bool:

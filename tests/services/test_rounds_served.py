@@ -66,9 +66,9 @@ def prompts(count: int, vocab: int, longest: int = 40, seed: int = 5) -> list[li
 
 
 def truth(
-    target: Target, prompt: Sequence[int], law: SamplingParams, room: int, stop_ids: Sequence[int] = ()
+    target: Target, prompt: Sequence[int], params: SamplingParams, room: int, stop_ids: Sequence[int] = ()
 ) -> list[int]:
-    run = generate(prompt, target, lambda tokens, pick: [], lambda *_: 0, law, max_tokens=room, stop_ids=stop_ids)
+    run = generate(prompt, target, lambda tokens, pick: [], lambda *_: 0, params, max_tokens=room, stop_ids=stop_ids)
     return list(run.token_ids)
 
 
@@ -82,7 +82,7 @@ async def freed(cell: Cell) -> None:
 async def test_answers_are_those_of_the_reference_loop(cell: Cell, kind: str, window: int) -> None:
     vocab = cell.verifier.engine.target.vocab_size
     plan = Plan(1, PLANS[kind].terms, 1, window, 0.002)
-    laws = [
+    all_params = [
         GREEDY,
         SamplingParams(temperature=1.0, seed=11, rule=Rule.COUPLED),
         SamplingParams(temperature=0.7, seed=3, rule=Rule.COUPLED),
@@ -94,12 +94,12 @@ async def test_answers_are_those_of_the_reference_loop(cell: Cell, kind: str, wi
             await until(lambda: any(each.drafter for each in first.rounds))
             conductor.leave(first)
         asked = [
-            (prompt, laws[place % 3], conductor.ask(prompt, laws[place % 3], 30, drafter=1))
+            (prompt, all_params[place % 3], conductor.ask(prompt, all_params[place % 3], 30, drafter=1))
             for place, prompt in enumerate(prompts(6, vocab))
         ]
-        for prompt, law, answer in asked:
+        for prompt, params, answer in asked:
             (tokens,) = await conductor.tokens(answer)
-            assert tokens == truth(cell.target, prompt, law, 30)
+            assert tokens == truth(cell.target, prompt, params, 30)
         assert {event.what for event in conductor.health} <= {"late"}, "on a crowded machine"
         assert cell.verifier.metrics.value("forward_seconds_count", kind="verify") > 0, "so it is warm"
         assert cell.verifier.metrics.value("verify_batch_tokens_count") > 0
@@ -172,18 +172,18 @@ class _Forgiving(list[Any]):
 
 async def test_sequences_settle_and_go_on_under_another_epoch(cell: Cell) -> None:
     vocab = cell.verifier.engine.target.vocab_size
-    law = SamplingParams(temperature=1.0, seed=8, rule=Rule.COUPLED)
+    params = SamplingParams(temperature=1.0, seed=8, rule=Rule.COUPLED)
     async with conducting(cell.verifier, planned(PlanKind.PRICE, window=2)) as conductor:
         conductor.know(1, cell.drafter)
         some = prompts(4, vocab)
-        asked = [conductor.ask(prompt, law, 60, drafter=1) for prompt in some]
+        asked = [conductor.ask(prompt, params, 60, drafter=1) for prompt in some]
         for count in (3, 9, 20):
             await until(lambda count=count: all(len(answer.tokens) > count for answer in asked))  # type: ignore[misc]
             for answer in asked:
                 if not answer.done.is_set() and answer.cursor is not None:
                     conductor.port.tell([Release(answer.number, answer.cursor.epoch, How.SETTLE)])
         for prompt, answer in zip(some, asked, strict=True):
-            assert (await conductor.tokens(answer))[0] == truth(cell.target, prompt, law, 60)
+            assert (await conductor.tokens(answer))[0] == truth(cell.target, prompt, params, 60)
         assert sum(answer.moves for answer in asked) >= 4
         settled = [each for each in conductor.released if each.why is None]
         assert all(each.committed_len >= len(some[each.sequence - 1]) for each in settled)
@@ -220,10 +220,10 @@ async def test_stop_ids_end_an_answer_inside_what_was_accepted(cell: Cell) -> No
 
 async def test_log_probabilities_of_answers_and_prompts_are_told(cell: Cell) -> None:
     (prompt,) = prompts(1, cell.verifier.engine.target.vocab_size)
-    law = SamplingParams(temperature=0.0, logprobs=2)
+    params = SamplingParams(temperature=0.0, logprobs=2)
     async with conducting(cell.verifier, planned(PlanKind.FIXED, 5, window=2)) as conductor:
         conductor.know(1, cell.drafter)
-        answer = conductor.ask(prompt, law, 20, drafter=1, prompt_logprobs=1)
+        answer = conductor.ask(prompt, params, 20, drafter=1, prompt_logprobs=1)
         (tokens,) = await conductor.tokens(answer)
         logits = torch.log_softmax(cell.target([*prompt, *tokens], len(tokens) + 1)[:-1].double(), -1)
         assert len(answer.logprobs) == len(tokens)

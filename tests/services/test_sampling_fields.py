@@ -94,9 +94,9 @@ async def test_recorded_choices_replayed_under_the_shaped_law_give_the_same_toke
         fields = {key: sent(v) if isinstance(v, float) else v for key, v in ASKED[name].items()}
         if "logit_bias" in fields:
             fields["logit_bias"] = tuple(sorted(fields["logit_bias"].items()))
-        law, rounds = SamplingParams(seed=100 + i, rule=Rule[rule.upper()], **fields), cell.rounds[100 + i, 0]
+        params, rounds = SamplingParams(seed=100 + i, rule=Rule[rule.upper()], **fields), cell.rounds[100 + i, 0]
         verified += sum(made.prefix for made in rounds)
-        assert answer.token_ids == replay(PROMPT, cell.target, rounds, law, max_tokens=24, epoch=0), name
+        assert answer.token_ids == replay(PROMPT, cell.target, rounds, params, max_tokens=24, epoch=0), name
     assert verified > 0, "the drafter must have taken part"
 
 
@@ -152,7 +152,7 @@ async def test_a_bug_at_one_request_is_its_own_failure_and_not_one_to_try_again(
     inner = Shaper.changes
 
     def fails(self: Shaper, *arguments: Any, **options: Any) -> Any:
-        if dict(self.law.logit_bias).get(5) == 7.0:
+        if dict(self.params.logit_bias).get(5) == 7.0:
             raise IndexError("a bug")
         return inner(self, *arguments, **options)
 

@@ -17,7 +17,7 @@ from tests.services.cell import Cell
 pytestmark = pytest.mark.services
 
 OPTIONS: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "policy": "fixed:3", "timeout": 60.0}
-LAWS: dict[str, dict[str, Any]] = {
+ALL_PARAMS: dict[str, dict[str, Any]] = {
     "logprobs": {"temperature": 0.0, "logprobs": 3},
     "penalties": {"temperature": 0.0, "presence_penalty": 0.6, "frequency_penalty": 0.2, "repetition_penalty": 1.2},
     "least length": {"temperature": 0.0, "min_tokens": 50, "ignore_eos": False, "logit_bias": {7: 3.0}},
@@ -38,10 +38,10 @@ async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Cell]
     await cell.close()
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", ALL_PARAMS)
 async def test_answers_go_on_word_for_word(cell: Cell, name: str) -> None:
     coordinator = await cell.whole(verifiers=2)
-    options = {**OPTIONS, **LAWS[name]}
+    options = {**OPTIONS, **ALL_PARAMS[name]}
     async with AsyncClient(coordinator.endpoint) as client:
         calm = await client.complete([5, 9, 17], **options)
         stream = client.generate([5, 9, 17], **options)

@@ -49,12 +49,12 @@ async def scarce(cell: SimulatedCell, seed: int, forced: int) -> tuple[list[Answ
         nonlocal most
         while True:
             await cell.after(0.002)
-            tracks = [track for lane in membership.lanes for track in lane.tracks]
-            most = max([most, *(track.sequence.epoch for track in tracks)])
+            states = [state for lane in membership.lanes for state in lane.states]
+            most = max([most, *(state.sequence.epoch for state in states)])
 
     forcing, watching = asyncio.create_task(force()), asyncio.create_task(watch())
     asked = (
-        cell.ask(prompt, max_tokens=count, **pair.LAWS[number % 4])
+        cell.ask(prompt, max_tokens=count, **pair.ALL_PARAMS[number % 4])
         for number, (prompt, count) in enumerate(requests(seed))
     )
     answers = list(await asyncio.gather(*asked))

@@ -24,7 +24,7 @@ SHARE, BACK_S = 0.95, 5.0
 def ask(cell: SimulatedCell, answers: list[Answer], policy: str) -> list[asyncio.Task[Answer]]:
     return [
         asyncio.create_task(
-            cell.ask(pair.prompt(n, 20), into=one, max_tokens=TOKENS, policy=policy, **pair.LAWS[n % 4])
+            cell.ask(pair.prompt(n, 20), into=one, max_tokens=TOKENS, policy=policy, **pair.ALL_PARAMS[n % 4])
         )
         for n, one in enumerate(answers)
     ]

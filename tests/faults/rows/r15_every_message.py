@@ -43,7 +43,7 @@ async def story(cell: SimulatedCell) -> list[str]:
     """Requests, a drafter that comes back (so that rows are sent again), a client that leaves, a drain of each pool."""
 
     def ask(number: int, **more: Any) -> asyncio.Task[Answer]:
-        options = {"max_tokens": TOKENS, "policy": "fixed:4", **pair.LAWS[number % 4], **more}
+        options = {"max_tokens": TOKENS, "policy": "fixed:4", **pair.ALL_PARAMS[number % 4], **more}
         return asyncio.create_task(cell.ask(pair.prompt(number, 6 + 4 * number), **options))
 
     asked = [ask(number) for number in (LONG, 0, 1, 2, 3)]

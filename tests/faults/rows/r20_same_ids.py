@@ -28,7 +28,7 @@ POLICIES = ("off", "adaptive", "fixed:1", "fixed:3", "fixed:7", "threshold:0.3",
 
 def options(prompt: list[int], draw: random.Random) -> dict[str, Any]:
     """A law; the fields beyond temperature come each by itself, and ids they name are likely ones."""
-    made = dict(draw.choice(pair.LAWS))
+    made = dict(draw.choice(pair.ALL_PARAMS))
     if made["temperature"]:
         made |= {"temperature": draw.choice([0.6, 1.0, 1.4])}
         made |= {"top_p": draw.choice([1.0, 0.9]), "top_k": draw.choice([0, 20])}
@@ -44,9 +44,9 @@ def options(prompt: list[int], draw: random.Random) -> dict[str, Any]:
 async def company(cell: SimulatedCell, draw: random.Random) -> dict[str, Any]:
     async def one(number: int) -> Answer:
         ids = [*pair.prompt(number % 4, draw.choice([4, 20, 36, 52])), number + 2]  # pages are shared by some
-        tokens, policy, law = draw.randint(8, 40), draw.choice(POLICIES), options(ids, draw)
+        tokens, policy, params = draw.randint(8, 40), draw.choice(POLICIES), options(ids, draw)
         await cell.after(draw.random() * 0.8)
-        return await cell.ask(ids, max_tokens=tokens, policy=policy, **law)
+        return await cell.ask(ids, max_tokens=tokens, policy=policy, **params)
 
     asked = [asyncio.create_task(one(number)) for number in range(EACH)]
     for name in ("draft/0", "verify/0"):

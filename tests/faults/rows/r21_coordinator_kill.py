@@ -16,7 +16,7 @@ import time
 from benchmarks.row import Row, note
 from faults.processes import FaultCell
 from faults.rows.program import arguments, quantile
-from faults.streams import LAWS, PATIENT, Stream, asking, judged, until, wave
+from faults.streams import ALL_PARAMS, PATIENT, Stream, asking, judged, until, wave
 
 STREAMS, TOKENS = 8, 200
 KILLS, LONG_KILLS = 3, 30
@@ -31,7 +31,9 @@ def main() -> int:
         FaultCell(coordinator={**PATIENT, "journal": folder, "journal_segment_mb": 1}) as cell,
     ):
         streams, back = asyncio.run(_storm(cell, kills))
-    resumed = [sum(one.resumed > 0 for one in streams if one.options.items() >= law.items()) for law in LAWS]
+    resumed = [
+        sum(one.resumed > 0 for one in streams if one.options.items() >= params.items()) for params in ALL_PARAMS
+    ]
     value = {"kills": kills, **judged(streams), "resumed_by_law": resumed}
     value |= {"back_p50_s": round(quantile(back, 0.5), 2), "back_p99_s": round(quantile(back, 0.99), 2)}
     holds = value["right"] == len(streams) and value["back_p99_s"] <= BAR_S and all(resumed)

@@ -20,7 +20,7 @@ from dspark.client import AsyncClient, DsparkError
 from faults import oracle, pair
 from faults.processes import FaultCell
 from faults.rows.program import arguments
-from faults.streams import LAWS
+from faults.streams import ALL_PARAMS
 
 MINUTES = 30.0
 EACH_S = 15.0
@@ -45,8 +45,8 @@ class Soak:
 
 
 async def one(client: AsyncClient, draw: random.Random, soak: Soak) -> None:
-    prompt, law = pair.prompt(draw.randrange(32), draw.randint(4, 40)), draw.choice(LAWS)
-    options = {"max_tokens": 64, "ignore_eos": True, "timeout": STUCK_S, **law}
+    prompt, params = pair.prompt(draw.randrange(32), draw.randint(4, 40)), draw.choice(ALL_PARAMS)
+    options = {"max_tokens": 64, "ignore_eos": True, "timeout": STUCK_S, **params}
     leaves = draw.randrange(1, 60) if draw.random() < CANCELLED else None
     ids: list[int] = []
     try:
@@ -60,7 +60,7 @@ async def one(client: AsyncClient, draw: random.Random, soak: Soak) -> None:
         soak.failed.append(f"{type(error).__name__}: {error}")
         return
     soak.ended += 1
-    soak.wrong += filter(None, [oracle.examine(prompt, ids, oracle.law_of(law, len(prompt))).wrong])
+    soak.wrong += filter(None, [oracle.examine(prompt, ids, oracle.law_of(params, len(prompt))).wrong])
 
 
 async def run(cell: FaultCell, minutes: float, soak: Soak) -> None:

@@ -122,9 +122,9 @@ def found_after(lie: Callable[[Tables], Floats], rule: Rule, most: int, seed: in
     logits = torch.from_numpy(tables.logits)
     ids, sent = tables.ids.astype("<u4"), tables.sent.astype("<f4")
     metrics = Metrics()
-    monitor, watch, law = Monitor(metrics), DrawsWatch(seed), SamplingParams(rule=rule)
+    monitor, watch, params = Monitor(metrics), DrawsWatch(seed), SamplingParams(rule=rule)
     draws = number = 0
-    while draws < most and monitor.trusts("d", law):
+    while draws < most and monitor.trusts("d", params):
         chosen = rng.integers(TABLES, size=(SEQUENCES, SLOTS + 1))
         u = rng.random((SEQUENCES, SLOTS))
         place = np.minimum((ends[chosen[:, :SLOTS]] < u[..., None]).sum(axis=-1), ENTRIES - 1)
@@ -141,7 +141,7 @@ def found_after(lie: Callable[[Tables], Floats], rule: Rule, most: int, seed: in
         monitor.observe(sums)
         draws += sum(each.slots for each in sums)
     evidence = metrics.value("monitor_evidence", drafter="d")
-    return (None if monitor.trusts("d", law) else draws), evidence
+    return (None if monitor.trusts("d", params) else draws), evidence
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ from faults.simulated import Answer, SimulatedCell, simulate
 ROUNDS, SPEED = 100, 0.90
 HEALTHY = 200  # passes before anything goes bad, on engines without weights
 TOKENS = 2600  # of each of two answers there: some 40 simulated seconds
-LAWS = {"collapse": (pair.GREEDY, pair.COUPLED)}  # rules that other ids than were drafted cannot hurt
+ALL_PARAMS = {"collapse": (pair.GREEDY, pair.COUPLED)}  # rules that other ids than were drafted cannot hurt
 
 
 def _collapse(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
@@ -89,9 +89,9 @@ def ids(name: str, seed: int) -> tuple[int, list[str]]:
 
     async def story(cell: SimulatedCell) -> tuple[int, list[str]]:
         first = random.Random(seed).randrange(32)
-        laws = LAWS.get(name, pair.LAWS)
+        all_params = ALL_PARAMS.get(name, pair.ALL_PARAMS)
         asked = [
-            asyncio.create_task(cell.ask(pair.prompt(first + n, 20), max_tokens=160, **laws[n % len(laws)]))
+            asyncio.create_task(cell.ask(pair.prompt(first + n, 20), max_tokens=160, **all_params[n % len(all_params)]))
             for n in range(4)
         ]
         await cell.until(lambda: cell.metric("cohorts_total") > 10)

@@ -31,8 +31,8 @@ OPTIONS: dict[str, Any] = {"max_tokens": 400, "constraint": {"json_schema": SCHE
 
 async def ask(client: AsyncClient, number: int) -> Completion:
     """One of the answers, the same whenever it is asked for."""
-    law = {**GREEDY} if number % 2 else {**COUPLED, "seed": number}
-    events = [event async for event in client.generate(prompt(number), **OPTIONS, **law)]
+    params = {**GREEDY} if number % 2 else {**COUPLED, "seed": number}
+    events = [event async for event in client.generate(prompt(number), **OPTIONS, **params)]
     return Completion.of(events)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks.equal_blocks import committed, laws_behind
+from benchmarks.equal_blocks import committed, probs_behind
 from dspark.decoding.block_rule import block_rule
 from dspark.decoding.gumbel import times, winners
 from dspark.decoding.token_rule import token_rule
@@ -55,19 +55,19 @@ def test_without_coins_the_leading_agreement_counts() -> None:
     said = probs.argmax(-1).tolist()
     agreeing = Block(AT, (said[0], said[1], (said[2] + 1) % VOCAB, said[3]))
     assert committed(agreeing, probs, SamplingParams(0.0), 10) == 3.0
-    law = SamplingParams(rule=Rule.COUPLED, seed=5)
-    raced = winners(probs, times([law] * 5, [11, 12, 13, 14, 15], VOCAB))[0].tolist()
-    assert committed(Block(AT, tuple(raced[:4])), probs, law, 10) == 5.0
+    params = SamplingParams(rule=Rule.COUPLED, seed=5)
+    raced = winners(probs, times([params] * 5, [11, 12, 13, 14, 15], VOCAB))[0].tolist()
+    assert committed(Block(AT, tuple(raced[:4])), probs, params, 10) == 5.0
 
 
 def test_one_pass_over_many_blocks_says_what_a_pass_over_each_says() -> None:
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
     model = Qwen3ForCausalLM(Qwen3Config(vocab_size=50, num_hidden_layers=2, head_dim=16, **shape)).eval()
-    tokens, blocks, law = [3, 1, 4, 1, 5], [(9, 2, 6), (9, 2, 7), (8,)], SamplingParams(1.0, top_k=20)
-    together = laws_behind(model, tokens, blocks, law)
+    tokens, blocks, params = [3, 1, 4, 1, 5], [(9, 2, 6), (9, 2, 7), (8,)], SamplingParams(1.0, top_k=20)
+    together = probs_behind(model, tokens, blocks, params)
     for block, probs in zip(blocks, together, strict=True):
-        (alone,) = laws_behind(model, [*tokens, *block], [()], law)
+        (alone,) = probs_behind(model, [*tokens, *block], [()], params)
         assert probs.shape == (len(block) + 1, 50)
         torch.testing.assert_close(probs[-1:], alone, rtol=1e-4, atol=1e-6)
         with torch.inference_mode():

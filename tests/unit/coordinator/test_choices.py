@@ -20,8 +20,8 @@ from dspark.rounds.policy import Fixed
 from dspark.types import SamplingParams, ScoredToken
 
 
-def ask(cell: RoundsCell, choices: int, name: str = "r", max_tokens: int = 8, **law: Any) -> list[RequestState]:
-    return cell.submit(Request(name, (5, 6), SamplingParams(0.0, **law), max_tokens, Fixed(3), choices=choices))
+def ask(cell: RoundsCell, choices: int, name: str = "r", max_tokens: int = 8, **params: Any) -> list[RequestState]:
+    return cell.submit(Request(name, (5, 6), SamplingParams(0.0, **params), max_tokens, Fixed(3), choices=choices))
 
 
 def prompts(cell: RoundsCell) -> int:
@@ -29,10 +29,10 @@ def prompts(cell: RoundsCell) -> int:
     return sum(isinstance(each, Admission) for each in cell.port.told)
 
 
-async def read(tracks: list[RequestState]) -> dict[int, list[int]]:
+async def read(states: list[RequestState]) -> dict[int, list[int]]:
     """Tokens by answer, to the end; raises the error that ended them."""
     got: dict[int, list[int]] = {}
-    while (pieces := await tracks[0].sink.take()) is not None:  # type: ignore[attr-defined]
+    while (pieces := await states[0].sink.take()) is not None:  # type: ignore[attr-defined]
         for piece, _ in pieces:
             got.setdefault(piece.index, []).extend(piece.tokens)
     return got
@@ -41,9 +41,9 @@ async def read(tracks: list[RequestState]) -> dict[int, list[int]]:
 @virtual
 async def test_pieces_of_all_answers_come_by_one_way_which_closes_behind_the_last() -> None:
     cell = RoundsCell()
-    tracks = ask(cell, 3)
-    await cell.finish(*tracks)
-    assert await read(tracks) == dict.fromkeys(range(3), answer_of((5, 6), 8))
+    states = ask(cell, 3)
+    await cell.finish(*states)
+    assert await read(states) == dict.fromkeys(range(3), answer_of((5, 6), 8))
     assert cell.metrics.value("prompt_tokens_total") == 2, "the prompt counts once"
     assert cell.clean()
 
@@ -65,10 +65,10 @@ async def test_the_queue_takes_all_answers_of_a_request_or_none() -> None:
 @virtual
 async def test_an_error_of_one_answer_ends_the_request() -> None:
     cell = RoundsCell(sink=1)
-    tracks = ask(cell, 3, max_tokens=40)  # nobody reads
-    await cell.finish(*tracks)
+    states = ask(cell, 3, max_tokens=40)  # nobody reads
+    await cell.finish(*states)
     with pytest.raises(Overloaded):
-        await read(tracks)
+        await read(states)
     assert cell.admission.running == cell.admission.queued == 0
     assert cell.admission.find("r") is None
     assert cell.clean()
@@ -77,11 +77,11 @@ async def test_an_error_of_one_answer_ends_the_request() -> None:
 @virtual
 async def test_an_abort_ends_what_has_not_ended() -> None:
     cell = RoundsCell()
-    tracks = ask(cell, 3, max_tokens=90)
-    await cell.until(lambda: tracks[0].answer.log.answered > 9)
+    states = ask(cell, 3, max_tokens=90)
+    await cell.until(lambda: states[0].answer.log.answered > 9)
     assert cell.admission.abort("r")
     assert not cell.admission.abort("r")
-    assert [track.end.reason for track in tracks if track.end] == [Reason.ABORT] * 3
+    assert [state.end.reason for state in states if state.end] == [Reason.ABORT] * 3
     await asyncio.sleep(0.1)
     assert cell.clean()
 
@@ -89,10 +89,10 @@ async def test_an_abort_ends_what_has_not_ended() -> None:
 @virtual
 async def test_a_verifier_that_keeps_log_probabilities_to_itself_fails_the_request() -> None:
     cell = RoundsCell()
-    tracks, plain = ask(cell, 2, "asks", logprobs=0), ask(cell, 1, "plain")
-    await cell.finish(*tracks, *plain)
+    states, plain = ask(cell, 2, "asks", logprobs=0), ask(cell, 1, "plain")
+    await cell.finish(*states, *plain)
     with pytest.raises(PeerError, match="log-probabilit"):
-        await read(tracks)
+        await read(states)
     assert plain[0].answer.log.answered == 8, "its neighbour does not notice"
 
 
@@ -109,11 +109,11 @@ async def test_a_verdict_whose_log_probabilities_are_not_its_tokens_fails_the_re
         return each._replace(logprobs=told)
 
     cell.port.tampers = lambda news: [tampered(each) for each in news]
-    tracks = ask(cell, 1, "asks", logprobs=0)
-    await cell.finish(*tracks)
+    states = ask(cell, 1, "asks", logprobs=0)
+    await cell.finish(*states)
     with pytest.raises(PeerError, match="log-probabilit"):
-        await read(tracks)
-    assert tracks[0].answer.log.answered == 1
+        await read(states)
+    assert states[0].answer.log.answered == 1
 
 
 def test_numbers_of_several_answers_add_up() -> None:
@@ -134,25 +134,25 @@ def test_numbers_of_several_answers_add_up() -> None:
 async def test_the_other_answers_come_when_the_prompt_of_the_first_is_in() -> None:
     cell = RoundsCell()
     cell.port.hold()
-    tracks = ask(cell, 4)
+    states = ask(cell, 4)
     await asyncio.sleep(0.1)
     assert prompts(cell) == 1, "one prompt, and it is being run"
     cell.port.let_go()
-    await cell.finish(*tracks)
+    await cell.finish(*states)
     assert prompts(cell) == 4
-    assert await read(tracks) == dict.fromkeys(range(4), answer_of((5, 6), 8))
+    assert await read(states) == dict.fromkeys(range(4), answer_of((5, 6), 8))
 
 
 @virtual
 async def test_answers_do_not_wait_for_a_first_that_left() -> None:
     cell = RoundsCell()
     cell.port.hold()
-    tracks = ask(cell, 3)
+    states = ask(cell, 3)
     await asyncio.sleep(0.1)
-    cell.admission.ended(tracks[0], None)
+    cell.admission.ended(states[0], None)
     cell.port.let_go()
-    await cell.finish(*tracks[1:])
-    assert sorted(await read(tracks)) == [1, 2]
+    await cell.finish(*states[1:])
+    assert sorted(await read(states)) == [1, 2]
     assert cell.clean()
 
 
@@ -161,14 +161,14 @@ async def test_answers_go_on_when_the_first_is_turned_away_and_comes_back() -> N
     cell = RoundsCell(pages=60)
     pages = cell.port.port.pages
     assert pages.grow(99, 0, 4 * pages.left, 0) is not None, "another coordinator's"
-    tracks = ask(cell, 3)
+    states = ask(cell, 3)
     await asyncio.sleep(0.1)
     assert prompts(cell) >= 1
-    assert LifeState.WAITING in {track.sequence.state for track in tracks}
+    assert LifeState.WAITING in {state.sequence.state for state in states}
     pages.free(99, 0)
-    await cell.finish(*tracks)
-    assert sum(track.sequence.turned_away for track in tracks) >= 1
-    assert await read(tracks) == dict.fromkeys(range(3), answer_of((5, 6), 8))
+    await cell.finish(*states)
+    assert sum(state.sequence.turned_away for state in states) >= 1
+    assert await read(states) == dict.fromkeys(range(3), answer_of((5, 6), 8))
     assert cell.clean()
 
 
@@ -177,13 +177,13 @@ async def test_answers_go_on_when_the_first_is_cancelled_before_its_prompt_is_se
     cell = RoundsCell(waits=Conduct(prefills=1))
     cell.port.hold()
     before = ask(cell, 1, "before")
-    tracks = ask(cell, 3)
+    states = ask(cell, 3)
     await asyncio.sleep(0.1)
     assert prompts(cell) == 1, "another request's prompt is being run, and the first stands in line"
-    cell.admission.ended(tracks[0], None)
+    cell.admission.ended(states[0], None)
     cell.port.let_go()
-    await cell.finish(*before, *tracks[1:])
-    assert sorted(await read(tracks)) == [1, 2]
+    await cell.finish(*before, *states[1:])
+    assert sorted(await read(states)) == [1, 2]
     assert prompts(cell) == 3, "nobody ran a prompt for the one that left"
     assert cell.clean()
 
@@ -192,8 +192,8 @@ async def test_answers_go_on_when_the_first_is_cancelled_before_its_prompt_is_se
 async def test_requests_with_the_same_prompt_do_not_wait_for_each_other() -> None:
     cell = RoundsCell()
     cell.port.hold()
-    tracks = [*ask(cell, 1, "one"), *ask(cell, 1, "two")]
+    states = [*ask(cell, 1, "one"), *ask(cell, 1, "two")]
     await asyncio.sleep(0.1)
     assert prompts(cell) == 2
     cell.port.let_go()
-    await cell.finish(*tracks)
+    await cell.finish(*states)

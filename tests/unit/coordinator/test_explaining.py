@@ -15,9 +15,9 @@ from coordinator.watching.watch import RoundPart
 def explained(policy: str, max_tokens: int = 40, **settings: object) -> list[RoundPart]:
     async def tell(cell: RoundsCell) -> list[RoundPart]:
         with cell.explain.request("r1") as watch:
-            track = cell.ask(max_tokens=max_tokens, policy=policy)
+            state = cell.ask(max_tokens=max_tokens, policy=policy)
             cell.ask((8, 9), max_tokens=max_tokens, policy=policy)
-            await cell.finish(track)
+            await cell.finish(state)
             return watch.parts()
 
     return story(tell, **settings)
@@ -67,10 +67,10 @@ def test_gains_are_what_the_verifier_compared_with_the_price() -> None:
 async def test_a_cohort_in_numbers() -> None:
     cell = RoundsCell()
     with cell.explain.cell() as watch:
-        tracks = [cell.ask((seed, 3), max_tokens=30, policy="fixed:3") for seed in range(3)]
+        states = [cell.ask((seed, 3), max_tokens=30, policy="fixed:3") for seed in range(3)]
         await asyncio.sleep(0.05)
         cell.drafters[0].silent = True
-        await cell.finish(*tracks)
+        await cell.finish(*states)
         sums = [sums_of(each) for each in watch.rounds()]
     assert sum(each.committed for each in sums) == 3 * 29
     assert {each.late for each in sums} == {(), ("draft/0",)}

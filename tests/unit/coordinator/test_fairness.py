@@ -31,11 +31,11 @@ async def test_the_gap_between_tenants_that_wait_stays_within_the_bound() -> Non
     running, longest, prompt = 3, 12, 4
     cell = make(max_running=running)
     draw = random.Random(5)
-    tracks: list[RequestState] = []
+    states: list[RequestState] = []
     for tenant, count in (("flood", 60), ("light", 30), ("third", 30)):
         for _ in range(count):
             ids = [draw.randrange(97) for _ in range(draw.randint(1, prompt))]
-            tracks.append(cell.ask(ids, max_tokens=draw.randint(1, longest), policy="off", tenant=tenant))
+            states.append(cell.ask(ids, max_tokens=draw.randint(1, longest), policy="off", tenant=tenant))
     # The theorem: 2 max(w_p L, w_q M), L the longest prompt and M the most tokens of answers that run at a time.
     bound = 2.0 * max(PROMPT * prompt, ANSWER * running * longest)
     widest, looks = 0.0, 0
@@ -44,7 +44,7 @@ async def test_the_gap_between_tenants_that_wait_stays_within_the_bound() -> Non
         await asyncio.sleep(0.001)
     assert looks > 50
     assert 0.0 < widest <= bound
-    await cell.finish(*tracks)
+    await cell.finish(*states)
     assert cell.clean()
 
 
@@ -55,7 +55,7 @@ async def test_a_light_tenant_is_next_however_long_the_line_of_another() -> None
     light = cell.ask((5, 6), max_tokens=3, tenant="light")
     cell.port.let_go()
     await cell.finish(light)
-    assert sum(track.sequence.finished for track in flood) <= 2
+    assert sum(state.sequence.finished for state in flood) <= 2
     await cell.finish(*flood)
     assert await read(light) == answer_of((5, 6), 3)
 
@@ -92,7 +92,7 @@ async def test_a_full_line_refuses_whoever_fills_it() -> None:
         cell.ask(tenant="flood")
     light = [cell.ask((5, 6), tenant="light") for _ in range(4)]  # up to the same number
     assert cell.admission.queued == 8
-    assert [track.sequence.finished for track in flood] == [False] * 5 + [True] * 4  # the newest had to go
+    assert [state.sequence.finished for state in flood] == [False] * 5 + [True] * 4  # the newest had to go
     with pytest.raises(Overloaded) as refused:
         await read(flood[-1])
     assert refused.value.retry_after_s > 0
@@ -115,7 +115,7 @@ async def test_whoever_had_a_place_is_not_displaced() -> None:
     assert cell.admission.queued == 4
     cell.add_verifier()
     await cell.finish(*old)
-    assert [len(await read(track)) for track in old] == [20] * 4
+    assert [len(await read(state)) for state in old] == [20] * 4
 
 
 @virtual

@@ -54,7 +54,7 @@ async def test_what_waits_for_a_front_end_goes_out_in_one_message() -> None:
     cell = RoundsCell()
     attachment = await attached(cell)
     attachment.heard(submit(1, 12))
-    await cell.finish(*[track for tracks in cell.admission._requests.values() for track in tracks])
+    await cell.finish(*[state for states in cell.admission._requests.values() for state in states])
     tokens, batches = await heard(attachment, 1)
     assert tokens == answer_of([5, 6], 12)
     assert batches == 1

@@ -33,22 +33,22 @@ POLICIES = ("adaptive", "fixed:1", "fixed:3", "threshold:0.5", "off")
 @virtual
 async def test_the_answer_is_what_plain_decoding_gives_under_every_policy(policy: str, window: int) -> None:
     cell = RoundsCell(waits=Conduct(window=window))
-    track = cell.ask(max_tokens=23, policy=policy)
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 23)
-    assert track.end == End(Reason.LENGTH)
+    state = cell.ask(max_tokens=23, policy=policy)
+    await cell.finish(state)
+    assert await read(state) == answer_of((5, 6), 23)
+    assert state.end == End(Reason.LENGTH)
     assert cell.clean()
-    assert (track.stats.drafted > 0) is (policy != "off")
+    assert (state.stats.drafted > 0) is (policy != "off")
 
 
 @virtual
 async def test_several_policies_share_the_rounds_of_a_lane() -> None:
     cell = RoundsCell()
-    tracks = [cell.ask((seed, 3), max_tokens=60, policy=policy) for seed, policy in enumerate(POLICIES)]
-    await cell.finish(*tracks)
-    for seed, track in enumerate(tracks):
-        assert await read(track) == answer_of((seed, 3), 60)
-    one, three, off = tracks[1].stats, tracks[2].stats, tracks[-1].stats
+    states = [cell.ask((seed, 3), max_tokens=60, policy=policy) for seed, policy in enumerate(POLICIES)]
+    await cell.finish(*states)
+    for seed, state in enumerate(states):
+        assert await read(state) == answer_of((seed, 3), 60)
+    one, three, off = states[1].stats, states[2].stats, states[-1].stats
     assert max(i for i, count in enumerate(one.verified_histogram) if count) == 1
     assert max(i for i, count in enumerate(three.verified_histogram) if count) == 3
     assert off.drafted == 0
@@ -59,18 +59,18 @@ async def test_several_policies_share_the_rounds_of_a_lane() -> None:
 @virtual
 async def test_drafts_take_fewer_rounds_than_tokens() -> None:
     cell = RoundsCell()
-    track = cell.ask(max_tokens=60)
-    await cell.finish(track)
-    assert track.stats.rounds < 30
+    state = cell.ask(max_tokens=60)
+    await cell.finish(state)
+    assert state.stats.rounds < 30
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 12))
 @virtual
 async def test_histograms_agree_with_the_counters_for_every_length(max_tokens: int) -> None:
     cell = RoundsCell()
-    track = cell.ask(max_tokens=max_tokens)
-    await cell.finish(track)
-    tokens, stats = await read(track), track.stats
+    state = cell.ask(max_tokens=max_tokens)
+    await cell.finish(state)
+    tokens, stats = await read(state), state.stats
     assert len(tokens) == max_tokens
     assert sum(stats.acceptance_histogram) == sum(stats.verified_histogram) == stats.rounds
     assert stats.accepted <= stats.verified <= stats.drafted
@@ -87,10 +87,10 @@ async def test_histograms_agree_with_the_counters_for_every_length(max_tokens: i
 async def test_a_stop_token_inside_an_accepted_prefix_ends_the_answer_there() -> None:
     whole = answer_of((5, 6), 12)
     cell = RoundsCell()
-    track = cell.ask(max_tokens=12, stop_ids=frozenset({whole[3]}))
-    await cell.finish(track)
-    assert await read(track) == whole[: whole.index(whole[3]) + 1]
-    assert track.end == End(Reason.STOP, token_id=whole[3])
+    state = cell.ask(max_tokens=12, stop_ids=frozenset({whole[3]}))
+    await cell.finish(state)
+    assert await read(state) == whole[: whole.index(whole[3]) + 1]
+    assert state.end == End(Reason.STOP, token_id=whole[3])
     assert cell.clean()
 
 
@@ -98,10 +98,10 @@ async def test_a_stop_token_inside_an_accepted_prefix_ends_the_answer_there() ->
 @virtual
 async def test_an_end_that_only_the_text_shows_wastes_at_most_the_window(window: int) -> None:
     cell = RoundsCell(waits=Conduct(window=window))
-    track = cell.ask(max_tokens=400, policy="off")
-    await cell.until(lambda: len(track.answer.log) >= 30, each_s=0.0005)
-    known = len(track.answer.log)
-    cell.admission.finish(track)
+    state = cell.ask(max_tokens=400, policy="off")
+    await cell.until(lambda: len(state.answer.log) >= 30, each_s=0.0005)
+    known = len(state.answer.log)
+    cell.admission.finish(state)
     await asyncio.sleep(0.1)
     assert cell.clean()
     drawn = {len(each.report.rounds) for each in cell.port.said if isinstance(each, PassReport)}
@@ -114,35 +114,35 @@ async def test_an_end_that_only_the_text_shows_wastes_at_most_the_window(window:
 @virtual
 async def test_cancelling_at_any_moment_leaves_nothing_behind(after_s: float) -> None:
     cell = RoundsCell()
-    track = cell.ask(max_tokens=50)
+    state = cell.ask(max_tokens=50)
     other = cell.ask((8, 9), max_tokens=20)
     await asyncio.sleep(after_s)
-    cell.admission.ended(track, RequestCancelled("the client went away"))
+    cell.admission.ended(state, RequestCancelled("the client went away"))
     await cell.finish(other)
     assert await read(other) == answer_of((8, 9), 20)
     assert cell.clean()
     with pytest.raises(RequestCancelled):
-        await read(track)
+        await read(state)
 
 
 @virtual
 async def test_a_reader_that_is_too_slow_is_cut() -> None:
     cell = RoundsCell(sink=5)
-    track = cell.ask(max_tokens=400)
-    await cell.finish(track)
+    state = cell.ask(max_tokens=400)
+    await cell.finish(state)
     assert cell.metrics.value("slow_readers_cut_total") == 1
     assert cell.clean()
     with pytest.raises(Overloaded):
-        await read(track)
+        await read(state)
 
 
 @virtual
 async def test_prefills_go_a_few_at_a_time_in_order() -> None:
     cell = RoundsCell(waits=Conduct(prefills=2))
-    tracks = [cell.ask((seed, *range(200)), max_tokens=3) for seed in range(6)]
+    states = [cell.ask((seed, *range(200)), max_tokens=3) for seed in range(6)]
     await asyncio.sleep(0.001)
     assert sum(isinstance(each, Admission) for each in cell.port.told) == 2
-    await cell.finish(*tracks)
+    await cell.finish(*states)
     order = [each.admit.sequence for each in cell.port.told if isinstance(each, Admission)]
     assert order == sorted(order)
 
@@ -151,13 +151,13 @@ async def test_prefills_go_a_few_at_a_time_in_order() -> None:
 async def test_answers_of_one_request_wait_for_the_first_one_s_prompt() -> None:
     cell = RoundsCell()
     request = Request("n", (7, 8, 9), SamplingParams(temperature=0.0), 9, parse_policy("adaptive"), choices=3)
-    tracks = cell.submit(request)
+    states = cell.submit(request)
     other = cell.ask((1, 2), max_tokens=9)
     await asyncio.sleep(0.0001)
     admitted = [each.admit.sequence for each in cell.port.told if isinstance(each, Admission)]
-    assert admitted == [tracks[0].sequence.number, other.sequence.number]
-    await cell.finish(*tracks, other)
-    assert [list(track.answer.log.answer()) for track in tracks] == [answer_of((7, 8, 9), 9)] * 3
+    assert admitted == [states[0].sequence.number, other.sequence.number]
+    await cell.finish(*states, other)
+    assert [list(state.answer.log.answer()) for state in states] == [answer_of((7, 8, 9), 9)] * 3
 
 
 @virtual
@@ -183,7 +183,7 @@ async def test_r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged
 
     def write() -> None:
         happened.append("written")
-        written.append(len(cell.lane.tracks[0].answer.log) if cell.lane.tracks else 0)
+        written.append(len(cell.lane.states[0].answer.log) if cell.lane.states else 0)
 
     cell.lane._write = write  # type: ignore[method-assign]
     tell_port = cell.port.port.tell
@@ -191,18 +191,18 @@ async def test_r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged
     def told(orders: Sequence[Any]) -> None:
         told = ["acknowledged" for each in orders if isinstance(each, Acknowledged)]
         happened.extend(told)
-        if told and cell.lane.tracks:
-            assert written[-1] == len(cell.lane.tracks[0].answer.log), "all that is acknowledged is written"
+        if told and cell.lane.states:
+            assert written[-1] == len(cell.lane.states[0].answer.log), "all that is acknowledged is written"
         tell_port(orders)
 
     cell.port.port.tell = told  # type: ignore[method-assign]
-    track = cell.ask(max_tokens=30)
+    state = cell.ask(max_tokens=30)
     pieces = 0
-    while (taken := await track.sink.take()) is not None:  # type: ignore[attr-defined]
+    while (taken := await state.sink.take()) is not None:  # type: ignore[attr-defined]
         pieces += len(taken)
         happened.append("shown")
         last = [each for each in happened if each != "shown"][-1]
-        assert last == "acknowledged" or track.end is not None
+        assert last == "acknowledged" or state.end is not None
     assert pieces > 5
     order = [each for each in happened if each != "shown"]
     assert all(before == "written" for before, now in itertools.pairwise(order) if now == "acknowledged")
@@ -211,27 +211,27 @@ async def test_r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged
 @virtual
 async def test_r7_what_was_committed_before_a_bug_is_written_and_its_sequences_go_on_elsewhere() -> None:
     cell = RoundsCell()
-    track, lane, port = cell.ask(max_tokens=60), cell.lane, cell.port
+    state, lane, port = cell.ask(max_tokens=60), cell.lane, cell.port
     written: list[int] = []
-    lane._write = lambda: written.append(len(track.answer.log))  # type: ignore[method-assign]
-    await cell.until(lambda: len(track.answer.log) > 10, each_s=0.0005)
+    lane._write = lambda: written.append(len(state.answer.log))  # type: ignore[method-assign]
+    await cell.until(lambda: len(state.answer.log) > 10, each_s=0.0005)
     port.tampers = lambda news: [*news, cast("Up", object())]
-    before = len(track.answer.log)
+    before = len(state.answer.log)
     await cell.until(lambda: bool(port.closed_because))
     assert port.closed_because == "its lane failed"
-    assert len(track.answer.log) > before
-    assert written[-1] == len(track.answer.log)
+    assert len(state.answer.log) > before
+    assert written[-1] == len(state.answer.log)
     cell.add_verifier()
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 60)
+    await cell.finish(state)
+    assert await read(state) == answer_of((5, 6), 60)
 
 
 @pytest.mark.parametrize("turn", ["settle", "look_at"])
 @virtual
 async def test_a_bug_in_a_turn_or_a_look_costs_a_lane_and_none_of_its_sequences(turn: str) -> None:
     cell = RoundsCell()
-    track, port, assignment = cell.ask(max_tokens=90), cell.port, cell.lane._assignment
-    await cell.until(lambda: len(track.answer.log) > 10, each_s=0.0005)
+    state, port, assignment = cell.ask(max_tokens=90), cell.port, cell.lane._assignment
+    await cell.until(lambda: len(state.answer.log) > 10, each_s=0.0005)
 
     def planted(*_: object) -> None:
         raise RuntimeError("planted")
@@ -242,8 +242,8 @@ async def test_a_bug_in_a_turn_or_a_look_costs_a_lane_and_none_of_its_sequences(
     await cell.until(lambda: bool(port.closed_because))
     assert port.closed_because == "its lane failed"
     cell.add_verifier()
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 90)
+    await cell.finish(state)
+    assert await read(state) == answer_of((5, 6), 90)
 
 
 def test_r9_an_epoch_is_written_before_the_verifier_hears_of_it_and_never_given_twice() -> None:
@@ -260,16 +260,16 @@ def test_r9_an_epoch_is_written_before_the_verifier_hears_of_it_and_never_given_
             tell_port(orders)
 
         cell.port.port.tell = told  # type: ignore[method-assign]
-        track = cell.ask(max_tokens=60, note_epoch=noted.append)
+        state = cell.ask(max_tokens=60, note_epoch=noted.append)
         await asyncio.sleep(0.00015)
         cell.lose_verifier()  # nothing was committed under the first epoch
-        assert len(track.answer.log) == 2
+        assert len(state.answer.log) == 2
         cell.add_verifier()
         await asyncio.sleep(0.1)
         cell.lane.move_all()
         cell.add_verifier()
-        await cell.finish(track)
-        assert await read(track) == answer_of((5, 6), 60)
+        await cell.finish(state)
+        assert await read(state) == answer_of((5, 6), 60)
 
     story(tell, write=lambda: written.extend(noted))
     assert noted == [0, 1, 2]
@@ -301,10 +301,10 @@ def test_r7_a_report_that_is_not_the_next_one_orphans_its_sequence(fault: str) -
             return said
 
         cell.port.tampers = tamper
-        track = cell.ask(max_tokens=60)
-        await cell.finish(track)
-        assert await read(track) == answer_of((5, 6), 60), "neither repeated nor skipped"
-        assert (track.handovers, track.sequence.epoch) == (1, 1)
+        state = cell.ask(max_tokens=60)
+        await cell.finish(state)
+        assert await read(state) == answer_of((5, 6), 60), "neither repeated nor skipped"
+        assert (state.handovers, state.sequence.epoch) == (1, 1)
         assert cell.metrics.value("dropped_total", kind="verdict", reason="out_of_order") == 1
         assert cell.clean()
 
@@ -354,10 +354,10 @@ def test_a_verifier_that_says_what_cannot_be_ends_that_request_and_no_other(lie:
 @virtual
 async def test_a_token_without_its_log_probability_ends_the_request() -> None:
     cell = RoundsCell()
-    track = cell.ask(law=SamplingParams(temperature=0.0, logprobs=0))
-    await cell.finish(track)
+    state = cell.ask(params=SamplingParams(temperature=0.0, logprobs=0))
+    await cell.finish(state)
     with pytest.raises(PeerError, match="without its log-probability"):
-        await read(track)
+        await read(state)
 
 
 def test_reasons_of_a_hostile_verifier_name_no_new_time_series() -> None:
@@ -372,8 +372,8 @@ def test_reasons_of_a_hostile_verifier_name_no_new_time_series() -> None:
             return said
 
         cell.port.tampers = tamper
-        track = cell.ask(max_tokens=20, policy="fixed:1")
-        await cell.finish(track)
+        state = cell.ask(max_tokens=20, policy="fixed:1")
+        await cell.finish(state)
         assert cell.metrics.value("empty_blocks_total", reason="unspecified") > 5
 
     story(tell, drafters=0)
@@ -385,14 +385,14 @@ def test_reasons_of_a_hostile_verifier_name_no_new_time_series() -> None:
 @virtual
 async def test_a_lost_drafter_only_slows_the_answer() -> None:
     cell = RoundsCell()
-    track = cell.ask(max_tokens=60)
+    state = cell.ask(max_tokens=60)
     await asyncio.sleep(0.06)
-    drafted = track.stats.drafted
+    drafted = state.stats.drafted
     assert drafted > 0
     cell.lose_drafter(cell.drafters[0])
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 60)
-    assert track.stats.drafted - drafted <= 8
+    await cell.finish(state)
+    assert await read(state) == answer_of((5, 6), 60)
+    assert state.stats.drafted - drafted <= 8
     assert cell.metrics.value("empty_blocks_total", reason="no_drafter") > 10
     assert [each for each in cell.port.told if isinstance(each, DrafterAt)][-1].use is Use.GONE
     assert cell.clean()
@@ -401,16 +401,16 @@ async def test_a_lost_drafter_only_slows_the_answer() -> None:
 @virtual
 async def test_another_drafter_takes_over_without_a_second_prefill() -> None:
     cell = RoundsCell()
-    tracks = [cell.ask((seed, *range(20)), max_tokens=90) for seed in range(4)]
+    states = [cell.ask((seed, *range(20)), max_tokens=90) for seed in range(4)]
     await asyncio.sleep(0.08)
     first = cell.drafters[0]
     second = cell.add_drafter()
     cell.lose_drafter(first)
     await asyncio.sleep(0.1)
-    before = [track.stats.drafted for track in tracks]
-    assert {track.drafter for track in tracks} == {second}
-    await cell.finish(*tracks)
-    assert all(track.stats.drafted > was + 8 for track, was in zip(tracks, before, strict=True))
+    before = [state.stats.drafted for state in states]
+    assert {state.drafter for state in states} == {second}
+    await cell.finish(*states)
+    assert all(state.stats.drafted > was + 8 for state, was in zip(states, before, strict=True))
     assert cell.metrics.value("prefills_total", reason="new") == 4
     assert cell.clean()
 
@@ -418,14 +418,14 @@ async def test_another_drafter_takes_over_without_a_second_prefill() -> None:
 @virtual
 async def test_the_least_loaded_drafter_is_chosen_unless_the_request_names_one() -> None:
     cell = RoundsCell(drafters=3)
-    tracks = [cell.ask((seed, 3), max_tokens=60) for seed in range(6)]
+    states = [cell.ask((seed, 3), max_tokens=60) for seed in range(6)]
     await asyncio.sleep(0.001)
     assert sorted(cell.load.values()) == [2, 2, 2]
     named = [cell.ask((seed, 4), max_tokens=60, drafter="draft/1") for seed in range(4)]
     nobody = cell.ask((9, 4), max_tokens=20, drafter="draft/77")
     await asyncio.sleep(0.001)
-    assert {track.drafter.facts.name for track in named if track.drafter} == {"draft/1"}
-    await cell.finish(*tracks, *named, nobody)
+    assert {state.drafter.facts.name for state in named if state.drafter} == {"draft/1"}
+    await cell.finish(*states, *named, nobody)
     assert nobody.stats.drafted == 0
     assert cell.clean()
 
@@ -433,16 +433,16 @@ async def test_the_least_loaded_drafter_is_chosen_unless_the_request_names_one()
 @virtual
 async def test_r10_a_drafter_that_only_this_process_lost_goes_on_drafting_for_who_is_there() -> None:
     cell = RoundsCell()
-    track = cell.ask(max_tokens=90)
+    state = cell.ask(max_tokens=90)
     await asyncio.sleep(0.06)
     drafter: Any = cell.drafters[0]
     cell.lane.drafter_left(drafter)
     cell.load.pop(drafter, None)
     late = cell.ask((8, 9), max_tokens=20)
     await asyncio.sleep(0.05)
-    before = track.stats.drafted
-    await cell.finish(track, late)
-    assert track.stats.drafted > before + 8
+    before = state.stats.drafted
+    await cell.finish(state, late)
+    assert state.stats.drafted > before + 8
     assert late.stats.drafted == 0, "nobody new"
     uses = [each.use for each in cell.port.told if isinstance(each, DrafterAt)]
     assert uses == [Use.YES, Use.NO_NEW, Use.GONE]
@@ -452,7 +452,7 @@ async def test_r10_a_drafter_that_only_this_process_lost_goes_on_drafting_for_wh
 @virtual
 async def test_a_drafter_that_leaves_hands_its_sequences_to_another_one() -> None:
     cell = RoundsCell(drafters=2)
-    tracks = [cell.ask((seed, 3), max_tokens=90) for seed in range(4)]
+    states = [cell.ask((seed, 3), max_tokens=90) for seed in range(4)]
     await asyncio.sleep(0.06)
     leaving: Any = cell.drafters[0]
     cell.lane.drafter_leaves(leaving)
@@ -462,22 +462,22 @@ async def test_a_drafter_that_leaves_hands_its_sequences_to_another_one() -> Non
     late = cell.ask((9, 3), max_tokens=20)
     await asyncio.sleep(0.0001)
     assert late.drafter is cell.drafters[1], "nobody new"
-    await cell.finish(*tracks, late)
-    assert all(track.stats.drafted > 40 for track in tracks)
+    await cell.finish(*states, late)
+    assert all(state.stats.drafted > 40 for state in states)
 
 
 @virtual
 async def test_a_silent_drafter_costs_a_deadline_and_its_sequences_go_to_another_one() -> None:
     cell = RoundsCell()
     cell.drafters[0].silent = True
-    track = cell.ask(max_tokens=400, policy="fixed:3")
+    state = cell.ask(max_tokens=400, policy="fixed:3")
     await asyncio.sleep(0.01)
     cell.add_drafter()
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 400)
+    await cell.finish(state)
+    assert await read(state) == answer_of((5, 6), 400)
     assert cell.metrics.value("empty_blocks_total", reason="late") == 1
     assert [each.what for each in cell.port.said if isinstance(each, DrafterEvent)] == ["late", "silent"]
-    assert track.stats.drafted > 0
+    assert state.stats.drafted > 0
 
 
 @pytest.mark.parametrize(("form", "alarms"), [(None, 1), (Constraint(ConstraintKind.REGEX, "[0-9]*"), 0)])
@@ -486,8 +486,8 @@ async def test_a_drafter_of_no_use_is_left_out_and_one_whose_drafts_a_form_refus
     form: Constraint | None, alarms: int
 ) -> None:
     cell = RoundsCell(pair=ToyPair(wrong_every=1))
-    law = SamplingParams(temperature=0.0, constraint=form)
-    await cell.finish(cell.ask(max_tokens=120, policy="fixed:3", law=law))
+    params = SamplingParams(temperature=0.0, constraint=form)
+    await cell.finish(cell.ask(max_tokens=120, policy="fixed:3", params=params))
     version = cell.drafters[0].facts.fingerprint[:16]
     found = cell.metrics.value("drafter_alarms_total", drafter=version, reason="nothing accepted")
     assert (found or 0) == alarms
@@ -516,12 +516,12 @@ def test_who_must_draft_is_on_no_trial_for_an_alarm_that_it_does_not_heed() -> N
     """Nor does it draft whole blocks of what is no use: its lane goes on planning for it."""
 
     async def tell(cell: RoundsCell) -> None:
-        tracks = [cell.ask((seed, 3), max_tokens=4000) for seed in range(8)]
+        states = [cell.ask((seed, 3), max_tokens=4000) for seed in range(8)]
         await cell.until(lambda: cell.metrics.value("drafters_left_out", lane=cell.lane.facts.name) == 1)
-        before = sum(track.stats.rounds for track in tracks)
-        await cell.until(lambda: sum(track.stats.rounds for track in tracks) > before + 80)
+        before = sum(state.stats.rounds for state in states)
+        await cell.until(lambda: sum(state.stats.rounds for state in states) > before + 80)
         plan = cell.lane._plans.in_force
-        assert {plan.terms_of(track.sequence.number).kind for track in tracks} == {PlanKind.PRICE}
+        assert {plan.terms_of(state.sequence.number).kind for state in states} == {PlanKind.PRICE}
         cell.admission.cut_all()
 
     story(tell, sink=1 << 20, pair=ToyPair(wrong_every=1), waits=Conduct(bypass=False))
@@ -529,7 +529,10 @@ def test_who_must_draft_is_on_no_trial_for_an_alarm_that_it_does_not_heed() -> N
 
 def test_a_distrusted_drafter_drafts_no_more_under_the_ratio_rules() -> None:
     async def tell(cell: RoundsCell) -> None:
-        exact, ratio = cell.ask(max_tokens=150), cell.ask((7, 3), max_tokens=150, law=SamplingParams(temperature=1.0))
+        exact, ratio = (
+            cell.ask(max_tokens=150),
+            cell.ask((7, 3), max_tokens=150, params=SamplingParams(temperature=1.0)),
+        )
         await asyncio.sleep(0.05)
         assert ratio.drafter is not None
         places = (1 << 20, *[0] * 63)
@@ -560,14 +563,14 @@ def test_a_distrusted_drafter_drafts_no_more_under_the_ratio_rules() -> None:
 @virtual
 async def test_a_verifier_that_dies_is_replaced_and_nothing_said_changes(at_s: float) -> None:
     cell = RoundsCell()
-    tracks = [cell.ask((seed, 3), max_tokens=40) for seed in range(3)]
+    states = [cell.ask((seed, 3), max_tokens=40) for seed in range(3)]
     await asyncio.sleep(at_s)
     cell.lose_verifier()
     assert cell.admission.queued == 3
     cell.add_verifier()
-    await cell.finish(*tracks)
-    assert [await read(track) for track in tracks] == [answer_of((seed, 3), 40) for seed in range(3)]
-    assert {track.sequence.epoch for track in tracks} == {1}
+    await cell.finish(*states)
+    assert [await read(state) for state in states] == [answer_of((seed, 3), 40) for seed in range(3)]
+    assert {state.sequence.epoch for state in states} == {1}
     assert cell.metrics.value("handovers_total", reason="lost") == 3
     assert cell.clean()
 
@@ -575,19 +578,19 @@ async def test_a_verifier_that_dies_is_replaced_and_nothing_said_changes(at_s: f
 @virtual
 async def test_without_another_verifier_the_client_hears_where_the_answer_stands() -> None:
     cell = RoundsCell()
-    track = cell.ask(max_tokens=90)
+    state = cell.ask(max_tokens=90)
     await asyncio.sleep(0.05)
     cell.lose_verifier()
-    stands = track.answer.log.answered
+    stands = state.answer.log.answered
     await asyncio.sleep(21.0)
     with pytest.raises(Unavailable, match=f"within 20 s; the answer stands at offset {stands}"):
-        await read(track)
+        await read(state)
 
 
 @virtual
 async def test_a_verifier_that_says_nothing_is_let_go_after_its_deadline() -> None:
     cell = RoundsCell(waits=Conduct(verify_s=2.0))
-    track = cell.ask(max_tokens=90)
+    state = cell.ask(max_tokens=90)
     await asyncio.sleep(0.05)
     port = cell.port
     port.tampers = lambda news: ()
@@ -596,8 +599,8 @@ async def test_a_verifier_that_says_nothing_is_let_go_after_its_deadline() -> No
     await asyncio.sleep(1.0)
     assert port.closed_because == "no verdict for 2 s"
     cell.add_verifier()
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 90)
+    await cell.finish(state)
+    assert await read(state) == answer_of((5, 6), 90)
 
 
 @virtual
@@ -617,23 +620,23 @@ async def test_a_verifier_that_never_prefills_is_let_go_although_more_are_asked_
 @virtual
 async def test_a_verifier_that_will_leave_settles_its_sequences_and_they_move() -> None:
     cell = RoundsCell()
-    tracks = [cell.ask((seed, 3), max_tokens=60) for seed in range(4)]
+    states = [cell.ask((seed, 3), max_tokens=60) for seed in range(4)]
     await asyncio.sleep(0.06)
     first, port = cell.lane, cell.port
     cell.add_verifier()
     first.drain(1.0)
     late = cell.ask((9, 3), max_tokens=20)
     await asyncio.sleep(0.0001)
-    assert late.sequence.number not in {track.sequence.number for track in first.tracks}
+    assert late.sequence.number not in {state.sequence.number for state in first.states}
     first.move_all()
     assert len(first) == 4, "each leaves when it is settled"
-    await cell.finish(*tracks, late)
+    await cell.finish(*states, late)
     assert len(first) == 0
     settled = [each for each in port.told if isinstance(each, Release) and each.how is How.SETTLE]
     assert len(settled) == 4
-    for seed, track in enumerate(tracks):
-        assert await read(track) == answer_of((seed, 3), 60)
-        assert (track.handovers, track.sequence.epoch, track.moved) == (0, 1, True)
+    for seed, state in enumerate(states):
+        assert await read(state) == answer_of((seed, 3), 60)
+        assert (state.handovers, state.sequence.epoch, state.moved) == (0, 1, True)
     gone = [each for each in port.said if isinstance(each, Released)]
     drawn = {each.sequence: each.rounds for each in gone}
     reported = [row for each in port.said if isinstance(each, PassReport) for row in each.report.rounds]
@@ -815,12 +818,12 @@ async def test_a_bug_in_one_commit_fails_that_request_alone() -> None:
 @virtual
 async def test_a_prompt_is_run_under_its_own_salt_wherever_it_goes() -> None:
     cell = RoundsCell()
-    tracks = [cell.ask(max_tokens=15, cache_salt=salt) for salt in ("one", "", "two")]
+    states = [cell.ask(max_tokens=15, cache_salt=salt) for salt in ("one", "", "two")]
     await asyncio.sleep(0.02)
     first = cell.port
     cell.lose_verifier()
     cell.add_verifier()
-    await cell.finish(*tracks)
+    await cell.finish(*states)
     for port in (first, cell.port):
         salts = {each.admit.sequence: each.cache_salt for each in port.told if isinstance(each, Admission)}
         assert salts == {1: "one", 2: "", 3: "two"}
@@ -843,38 +846,38 @@ async def test_without_a_cost_curve_a_gauge_says_so_and_everything_is_verified()
 @virtual
 async def test_a_verifier_that_runs_its_first_requests_is_waited_for() -> None:
     cell = RoundsCell(bounds=QueueBounds(verifier_wait_s=20.0, warm_s=60.0))
-    track = cell.ask(max_tokens=9)
+    state = cell.ask(max_tokens=9)
     cell.admission.verifier_warms = lambda: True
     cell.lose_verifier()
     await asyncio.sleep(79.0)
-    assert not track.sequence.finished
+    assert not state.sequence.finished
     cell.add_verifier()
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 9)
+    await cell.finish(state)
+    assert await read(state) == answer_of((5, 6), 9)
 
 
 @virtual
 async def test_a_verifier_that_never_serves_is_not_waited_for_without_end() -> None:
     cell = RoundsCell(bounds=QueueBounds(verifier_wait_s=20.0, warm_s=60.0))
-    track = cell.ask(max_tokens=9)
+    state = cell.ask(max_tokens=9)
     cell.admission.verifier_warms = lambda: True
     cell.lose_verifier()
     await asyncio.sleep(81.0)
     with pytest.raises(Unavailable, match="within 80 s"):
-        await read(track)
+        await read(state)
 
 
 @virtual
 async def test_handovers_are_bounded() -> None:
     cell = RoundsCell(bounds=QueueBounds(max_handovers=2))
-    track = cell.ask(max_tokens=30)
+    state = cell.ask(max_tokens=30)
     for _ in range(3):
         await asyncio.sleep(0.02)
         cell.lose_verifier()
         cell.add_verifier()
     with pytest.raises(Unavailable, match="3 verifiers were lost"):
-        await read(track)
-    (told,) = cell.admission.endings.of(track.request.id)
+        await read(state)
+    (told,) = cell.admission.endings.of(state.request.id)
     assert told.verifier
     assert told.drafter == "draft/0", "those that had it, not nobody"
 
@@ -882,10 +885,10 @@ async def test_handovers_are_bounded() -> None:
 @virtual
 async def test_a_full_page_pool_keeps_sequences_in_line_until_pages_free() -> None:
     cell = RoundsCell(pages=8)
-    tracks = [cell.ask((seed, 3), max_tokens=25) for seed in range(4)]  # seven pages each
+    states = [cell.ask((seed, 3), max_tokens=25) for seed in range(4)]  # seven pages each
     assert (cell.admission.running, cell.admission.queued) == (1, 3)
-    await cell.finish(*tracks)
-    assert [await read(track) for track in tracks] == [answer_of((seed, 3), 25) for seed in range(4)]
+    await cell.finish(*states)
+    assert [await read(state) for state in states] == [answer_of((seed, 3), 25) for seed in range(4)]
 
 
 @virtual
@@ -910,13 +913,13 @@ async def test_without_a_verifier_requests_are_refused() -> None:
 @virtual
 async def test_abort_ends_an_answer_in_good_order() -> None:
     cell = RoundsCell()
-    track = cell.ask(max_tokens=50)
-    await cell.until(lambda: track.answer.log.answered > 3)
-    assert cell.admission.abort(track.request.id)
-    assert not cell.admission.abort(track.request.id)
-    said = await read(track)
+    state = cell.ask(max_tokens=50)
+    await cell.until(lambda: state.answer.log.answered > 3)
+    assert cell.admission.abort(state.request.id)
+    assert not cell.admission.abort(state.request.id)
+    said = await read(state)
     assert said == answer_of((5, 6), len(said))
-    assert track.end == End(Reason.ABORT)
+    assert state.end == End(Reason.ABORT)
     await asyncio.sleep(0.1)
     assert cell.clean()
 
@@ -924,15 +927,15 @@ async def test_abort_ends_an_answer_in_good_order() -> None:
 @virtual
 async def test_without_another_verifier_sequences_of_one_that_leaves_wait_for_one() -> None:
     cell = RoundsCell(bounds=QueueBounds(max_handovers=0))
-    track = cell.ask(max_tokens=60)
-    await cell.until(lambda: track.answer.log.answered > 9)
+    state = cell.ask(max_tokens=60)
+    await cell.until(lambda: state.answer.log.answered > 9)
     cell.lane.move_all()
     await asyncio.sleep(1.0)
     assert (cell.admission.queued, len(cell.lane)) == (1, 0)
     cell.add_verifier()
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 60)
-    assert (track.handovers, track.moved) == (0, True)
+    await cell.finish(state)
+    assert await read(state) == answer_of((5, 6), 60)
+    assert (state.handovers, state.moved) == (0, True)
 
 
 @virtual
@@ -954,11 +957,11 @@ async def test_a_verifier_that_leaves_keeps_who_ends_in_time() -> None:
 @virtual
 async def test_the_youngest_makes_room_and_comes_back() -> None:
     cell = RoundsCell(pages=70)
-    tracks = [cell.ask((seed, 3), max_tokens=100) for seed in range(4)]
-    await cell.finish(*tracks)
-    assert [await read(track) for track in tracks] == [answer_of((seed, 3), 100) for seed in range(4)]
+    states = [cell.ask((seed, 3), max_tokens=100) for seed in range(4)]
+    await cell.finish(*states)
+    assert [await read(state) for state in states] == [answer_of((seed, 3), 100) for seed in range(4)]
     assert cell.metrics.value("num_preemptions_total") > 0
-    assert tracks[0].sequence.epoch == 0, "the oldest always goes on"
+    assert states[0].sequence.epoch == 0, "the oldest always goes on"
     assert cell.metrics.value("handovers_total", reason="lost") == 0
     whys = {each.why for each in cell.port.said if isinstance(each, Released)}
     assert Why.OUT_OF_PAGES in whys
@@ -997,10 +1000,10 @@ def test_who_is_turned_away_before_anybody_looked_at_the_prompt_waits_in_front()
             return [said, Released(row.sequence, row.epoch, 0, 0, Why.NO_PAGES)]
 
         cell.port.tampers = tamper
-        track = cell.ask()
-        await cell.finish(track)
-        assert (track.sequence.turned_away, track.handovers) == (1, 0)
-        assert await read(track) == answer_of((5, 6), 8)
+        state = cell.ask()
+        await cell.finish(state)
+        assert (state.sequence.turned_away, state.handovers) == (1, 0)
+        assert await read(state) == answer_of((5, 6), 8)
 
     story(tell)
 
@@ -1027,10 +1030,10 @@ def test_who_is_refused_hears_why(why: RefusalReason, error: type[DsparkError], 
             return said
 
         cell.port.tampers = tamper
-        track = cell.ask()
-        await cell.finish(track)
+        state = cell.ask()
+        await cell.finish(state)
         with pytest.raises(error, match=words):
-            await read(track)
+            await read(state)
 
     story(tell, bounds=QueueBounds(max_handovers=2))
 
@@ -1041,12 +1044,12 @@ def test_who_is_refused_hears_why(why: RefusalReason, error: type[DsparkError], 
 @virtual
 async def test_a_plan_is_told_once_and_names_a_newcomer_with_terms_of_its_own() -> None:
     cell = RoundsCell()
-    track = cell.ask(max_tokens=60, policy="fixed:2")
-    await cell.finish(track)
+    state = cell.ask(max_tokens=60, policy="fixed:2")
+    await cell.finish(state)
     plans = [each for each in cell.port.told if isinstance(each, Plan)]
     first = next(at for at, each in enumerate(cell.port.told) if isinstance(each, Admission))
     before = [each for each in cell.port.told[:first] if isinstance(each, Plan)]
-    number = track.sequence.number
+    number = state.sequence.number
     assert before[-1].terms_of(number).kind is PlanKind.FIXED
     assert before[-1].terms_of(number).slots == 2
     assert len(plans) < 6, "nothing changes, so nothing is said"
@@ -1067,11 +1070,11 @@ async def test_a_plan_is_told_once_and_names_a_newcomer_with_terms_of_its_own() 
 @virtual
 async def test_a_lane_whose_drafts_are_wrong_goes_without_most_of_them() -> None:
     cell = RoundsCell(pair=ToyPair(wrong_every=1))
-    tracks = [cell.ask((seed, 6), max_tokens=300) for seed in range(2)]
-    await cell.until(lambda: tracks[0].stats.rounds >= 150)
+    states = [cell.ask((seed, 6), max_tokens=300) for seed in range(2)]
+    await cell.until(lambda: states[0].stats.rounds >= 150)
     drafts = cell.metrics.value("spec_decode_num_drafts_total")
-    await cell.finish(*tracks)
-    assert [await read(track) for track in tracks] == [answer_of((seed, 6), 300) for seed in range(2)]
+    await cell.finish(*states)
+    assert [await read(state) for state in states] == [answer_of((seed, 6), 300) for seed in range(2)]
     assert 0 < cell.metrics.value("spec_decode_num_drafts_total") - drafts < 60
     assert cell.metrics.value("empty_blocks_total", reason="bypass") > 240
 
@@ -1079,10 +1082,10 @@ async def test_a_lane_whose_drafts_are_wrong_goes_without_most_of_them() -> None
 @virtual
 async def test_weights_of_requests_reach_the_terms_of_their_blocks() -> None:
     cell = RoundsCell()
-    tracks = [cell.ask((seed, 3), max_tokens=60, weight=weight) for seed, weight in enumerate((1.0, 3.0))]
-    await cell.finish(*tracks)
+    states = [cell.ask((seed, 3), max_tokens=60, weight=weight) for seed, weight in enumerate((1.0, 3.0))]
+    await cell.finish(*states)
     weights = {
-        tuple(round(each.terms_of(track.sequence.number).weight, 3) for track in tracks)
+        tuple(round(each.terms_of(state.sequence.number).weight, 3) for state in states)
         for each in cell.port.told
         if isinstance(each, Plan) and each.terms.kind is PlanKind.PRICE
     }
@@ -1092,9 +1095,9 @@ async def test_weights_of_requests_reach_the_terms_of_their_blocks() -> None:
 @virtual
 async def test_two_cohorts_take_turns_when_told_to() -> None:
     cell = RoundsCell(waits=Conduct(cohorts=2))
-    tracks = [cell.ask((seed, 3), max_tokens=60, policy="fixed:3") for seed in range(6)]
-    await cell.finish(*tracks)
-    assert [await read(track) for track in tracks] == [answer_of((seed, 3), 60) for seed in range(6)]
+    states = [cell.ask((seed, 3), max_tokens=60, policy="fixed:3") for seed in range(6)]
+    await cell.finish(*states)
+    assert [await read(state) for state in states] == [answer_of((seed, 3), 60) for seed in range(6)]
     passes = [each.report.rounds for each in cell.port.said if isinstance(each, PassReport) and each.report.number]
     together = [{row.sequence & 1 for row in rounds} for rounds in passes]
     assert sum(len(parities) == 1 for parities in together) > len(passes) / 2

@@ -63,50 +63,50 @@ class ReferencePair:
         self._blocks: dict[int, tuple[tuple[int, ...], SparseQ]] = {}
 
     @staticmethod
-    def _law(held: SimulatedContext) -> SamplingParams:
-        return replace(held.admission.law, prompt_len=len(PROMPTS[held.admission.law.seed % len(PROMPTS)]))
+    def _params(held: SimulatedContext) -> SamplingParams:
+        return replace(held.admission.params, prompt_len=len(PROMPTS[held.admission.params.seed % len(PROMPTS)]))
 
     def admitted(self, held: SimulatedContext) -> None:
         """What was drawn and not committed before a hand-over is gone."""
-        mine = self.rounds.setdefault(held.admission.law.seed, [])
+        mine = self.rounds.setdefault(held.admission.params.seed, [])
         anchor = len(held.tokens) - 1
         mine[:] = [each for each in mine if each.anchor_position < anchor]
 
     def first(self, held: SimulatedContext) -> int:
         epoch = held.admission.admit.epoch
-        token = reference._first(held.tokens, target, self._law(held), epoch)
+        token = reference._first(held.tokens, target, self._params(held), epoch)
         if epoch:
             again = RecordedRound(len(held.tokens) - 1, (), reference.NO_Q, 0, 0, token, epoch, prefilled=True)
-            if len(held.tokens) > len(PROMPTS[held.admission.law.seed % len(PROMPTS)]):
-                self.rounds[held.admission.law.seed].append(again)
+            if len(held.tokens) > len(PROMPTS[held.admission.params.seed % len(PROMPTS)]):
+                self.rounds[held.admission.params.seed].append(again)
         return token
 
     def draft(self, asked: Sequence[tuple[SimulatedContext, int]]) -> list[SimulatedBlock]:
         blocks = []
         for held, slots in asked:
-            law, epoch = self._law(held), held.admission.admit.epoch
-            ids, q, confidence = reference._draft(held.tokens, drafter, law, 64, epoch)
-            self._blocks[law.seed] = (ids, q)
+            params, epoch = self._params(held), held.admission.admit.epoch
+            ids, q, confidence = reference._draft(held.tokens, drafter, params, 64, epoch)
+            self._blocks[params.seed] = (ids, q)
             blocks.append(SimulatedBlock(ids[:slots], confidence[:slots]))
         return blocks
 
     def judge(self, asked: Sequence[tuple[SimulatedContext, Sequence[int]]]) -> list[tuple[int, ...]]:
         drawn = []
         for held, prefix in asked:
-            law, epoch = self._law(held), held.admission.admit.epoch
-            ids, q = self._blocks[law.seed] if prefix else ((), reference.NO_Q)
+            params, epoch = self._params(held), held.admission.admit.epoch
+            ids, q = self._blocks[params.seed] if prefix else ((), reference.NO_Q)
             assert tuple(prefix) == ids[: len(prefix)]
-            accepted, token = reference._verify(held.tokens, prefix, q.prefix(len(prefix)), target, law, epoch)
+            accepted, token = reference._verify(held.tokens, prefix, q.prefix(len(prefix)), target, params, epoch)
             made = RecordedRound(len(held.tokens) - 1, tuple(prefix), q, len(prefix), accepted, token, epoch)
-            self.rounds[law.seed].append(made)
+            self.rounds[params.seed].append(made)
             drawn.append((*prefix[:accepted], token))
         return drawn
 
 
-async def _troubled(cell: RoundsCell, law: SamplingParams, policy: str) -> list[RequestState]:
+async def _troubled(cell: RoundsCell, params: SamplingParams, policy: str) -> list[RequestState]:
     """A verifier is killed, another drains, a drafter is lost and one comes, and pages run out."""
-    tracks = [
-        cell.ask(prompt, max_tokens=MOST, policy=policy, law=replace(law, seed=number))
+    states = [
+        cell.ask(prompt, max_tokens=MOST, policy=policy, params=replace(params, seed=number))
         for number, prompt in enumerate(PROMPTS)
     ]
     await asyncio.sleep(0.09)
@@ -118,8 +118,8 @@ async def _troubled(cell: RoundsCell, law: SamplingParams, policy: str) -> list[
     await asyncio.sleep(0.06)
     cell.lanes[0].move_all()
     cell.add_verifier()
-    await cell.finish(*tracks)
-    return tracks
+    await cell.finish(*states)
+    return states
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ async def _troubled(cell: RoundsCell, law: SamplingParams, policy: str) -> list[
     [("adaptive", 2, 0), ("adaptive", 0, 1), ("fixed:4", 2, 2), ("threshold:0.5", 2, 1), ("off", 2, 0)],
 )
 @pytest.mark.parametrize(
-    "law",
+    "params",
     [
         SamplingParams(temperature=0.0, rule=Rule.BLOCK),
         SamplingParams(temperature=0.0, rule=Rule.TOKEN),
@@ -135,17 +135,17 @@ async def _troubled(cell: RoundsCell, law: SamplingParams, policy: str) -> list[
         SamplingParams(temperature=1.0, rule=Rule.BLOCK),
         SamplingParams(temperature=0.8, top_k=20, rule=Rule.TOKEN),
     ],
-    ids=lambda law: f"{law.rule.name.lower()}-{law.temperature}",
+    ids=lambda params: f"{params.rule.name.lower()}-{params.temperature}",
 )
 def test_committed_ids_are_those_of_the_one_page_loop(
-    law: SamplingParams, policy: str, window: int, cohorts: int
+    params: SamplingParams, policy: str, window: int, cohorts: int
 ) -> None:
     pair = ReferencePair()
 
     async def tell(cell: RoundsCell) -> tuple[list[RequestState], float]:
-        return await _troubled(cell, law, policy), cell.metrics.value("num_preemptions_total")
+        return await _troubled(cell, params, policy), cell.metrics.value("num_preemptions_total")
 
-    tracks, _ = story(
+    states, _ = story(
         tell,
         pair=pair,
         verifiers=2,
@@ -154,19 +154,19 @@ def test_committed_ids_are_those_of_the_one_page_loop(
         waits=Conduct(window=window, cohorts=cohorts, verify_s=60.0),
         bounds=QueueBounds(max_handovers=100),
     )
-    assert max(track.sequence.epoch for track in tracks) > 0
-    for number, (track, prompt) in enumerate(zip(tracks, PROMPTS, strict=True)):
-        own = replace(law, seed=number)
-        said = track.answer.log.answer()
-        if law.greedy or law.rule is Rule.COUPLED:
+    assert max(state.sequence.epoch for state in states) > 0
+    for number, (state, prompt) in enumerate(zip(states, PROMPTS, strict=True)):
+        own = replace(params, seed=number)
+        said = state.answer.log.answer()
+        if params.greedy or params.rule is Rule.COUPLED:
             whole = reference.generate(prompt, target, drafter, lambda *_: SLOTS, own, max_tokens=MOST)
             assert said == whole.token_ids
-        first = _begun(track, pair, number)
+        first = _begun(state, pair, number)
         assert said == reference.replay(prompt, target, pair.rounds[number], own, max_tokens=MOST, epoch=first)
         assert policy == "off" or any(each.prefix for each in pair.rounds[number])
 
 
-def _begun(track: RequestState, pair: ReferencePair, number: int) -> int:
+def _begun(state: RequestState, pair: ReferencePair, number: int) -> int:
     """The epoch whose prefill gave the first token: a hand-over before anything was committed begins anew."""
     again = [each.epoch for each in pair.rounds[number] if each.prefilled]
     drawn = [each.epoch for each in pair.rounds[number]]

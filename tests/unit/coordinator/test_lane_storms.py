@@ -29,7 +29,7 @@ class Storm:
 
     def __init__(self, cell: RoundsCell, seed: int) -> None:
         self.cell, self.draw = cell, random.Random(f"lane/{seed}")
-        self.tracks: list[tuple[RequestState, list[int]]] = []
+        self.states: list[tuple[RequestState, list[int]]] = []
         self.cancelled: set[RequestState] = set()
         self.epochs: dict[int, list[int]] = {}
         self.ports: list[Any] = list(cell.ports)
@@ -43,7 +43,7 @@ class Storm:
         prompt = tuple(self.draw.randrange(90) for _ in range(self.draw.choice([1, 3, 9, 30])))
         tokens, noted = self.draw.randint(1, 50), list[int]()
         try:
-            track = self.cell.ask(
+            state = self.cell.ask(
                 prompt,
                 max_tokens=tokens,
                 policy=self.draw.choice(POLICIES),
@@ -52,23 +52,23 @@ class Storm:
             )
         except Overloaded:
             return
-        self.epochs[track.sequence.number] = noted
-        self.tracks.append((track, answer_of(prompt, tokens)))
+        self.epochs[state.sequence.number] = noted
+        self.states.append((state, answer_of(prompt, tokens)))
 
     def _running(self) -> RequestState | None:
-        running = [track for track, _ in self.tracks if not track.sequence.finished]
+        running = [state for state, _ in self.states if not state.sequence.finished]
         return self.draw.choice(running) if running else None
 
     def cancel(self) -> None:
-        if (track := self._running()) is not None:
-            self.cancelled.add(track)
-            self.cell.admission.ended(track, RequestCancelled("gone"))
+        if (state := self._running()) is not None:
+            self.cancelled.add(state)
+            self.cell.admission.ended(state, RequestCancelled("gone"))
 
     def finish(self) -> None:
         """As a front end that found a stop string."""
-        if (track := self._running()) is not None:
-            self.cancelled.add(track)
-            self.cell.admission.finish(track)
+        if (state := self._running()) is not None:
+            self.cancelled.add(state)
+            self.cell.admission.finish(state)
 
     def lose_verifier(self) -> None:
         if self.draw.random() < 0.4:
@@ -148,14 +148,14 @@ async def test_answers_are_exact_and_nothing_is_left_behind(seed: int) -> None:
         storm.one_thing()
         await asyncio.sleep(storm.draw.choice([0.0, 0.0002, 0.003, 0.02, 0.1]))
     storm.calm()
-    await cell.finish(*(track for track, _ in storm.tracks))
-    for track, expected in storm.tracks:
-        if track in storm.cancelled:
-            said = list(track.answer.log.answer())
+    await cell.finish(*(state for state, _ in storm.states))
+    for state, expected in storm.states:
+        if state in storm.cancelled:
+            said = list(state.answer.log.answer())
             assert said == expected[: len(said)]
             continue
-        assert await read(track) == expected
-        stats = track.stats
+        assert await read(state) == expected
+        stats = state.stats
         assert sum(stats.acceptance_histogram) == stats.rounds
         assert stats.accepted <= stats.verified <= stats.drafted
     for noted in storm.epochs.values():

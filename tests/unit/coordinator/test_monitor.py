@@ -29,7 +29,7 @@ def test_honest_versions_stay_trusted(metrics: Metrics) -> None:
         counts = rng.multinomial(1024, np.full(PLACES, 1 / PLACES))
         drift = float(rng.normal(0.0, (0.2 * 1024) ** 0.5))
         monitor.observe([Draws("honest", 1024, tuple(counts.tolist()), drift, 0.2 * 1024)])
-    assert all(monitor.trusts("honest", law) for law in (BLOCK, TOKEN, *SAFE))
+    assert all(monitor.trusts("honest", params) for params in (BLOCK, TOKEN, *SAFE))
     assert metrics.value("monitor_draws_total", drafter="honest") == 300 * 1024
     assert metrics.value("monitor_evidence", drafter="honest") < 0.7
     assert not monitor.distrusts_all(["honest"])
@@ -41,7 +41,7 @@ def test_a_liar_loses_the_ratio_rules_and_no_others(metrics: Metrics) -> None:
         monitor.observe([even("liar", LOOK_EVERY, drift=-0.1), even("other", LOOK_EVERY)])
     assert not monitor.trusts("liar", BLOCK)
     assert not monitor.trusts("liar", TOKEN)
-    assert all(monitor.trusts("liar", law) for law in SAFE)
+    assert all(monitor.trusts("liar", params) for params in SAFE)
     assert monitor.trusts("other", BLOCK)
     assert "drift" in monitor.why_not("liar")
     assert monitor.why_not("other") == monitor.why_not("never seen") == ""

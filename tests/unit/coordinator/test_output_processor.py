@@ -32,8 +32,8 @@ class Told:
     """Pieces as a lane would pass them on, and what is shown of them."""
 
     def __init__(self, max_tokens: int = 99, stop_ids: frozenset[int] = frozenset(), **more: object) -> None:
-        law = SamplingParams(min_tokens=more.pop("min_tokens", 0))  # type: ignore[arg-type]
-        request = Request("r", tuple(PROMPT), law, max_tokens, Off(), stop_ids=stop_ids, **more)  # type: ignore[arg-type]
+        params = SamplingParams(min_tokens=more.pop("min_tokens", 0))  # type: ignore[arg-type]
+        request = Request("r", tuple(PROMPT), params, max_tokens, Off(), stop_ids=stop_ids, **more)  # type: ignore[arg-type]
         self.reader = OutputProcessor(request, lambda: TOKENIZER.stream(PROMPT, skip_special=True), 100.0)
         self.reading = self.reader.answers[0]
         self.finished: list[int] = []

@@ -14,12 +14,12 @@ from coordinator.lanes.members import Members
 @virtual
 async def test_again_and_again_out_of_pages_everybody_still_ends() -> None:
     cell = RoundsCell(pages=90)
-    tracks = [cell.ask((seed, 7), max_tokens=200) for seed in range(4)]
-    await cell.finish(*tracks)
-    assert [await read(track) for track in tracks] == [answer_of((seed, 7), 200) for seed in range(4)]
+    states = [cell.ask((seed, 7), max_tokens=200) for seed in range(4)]
+    await cell.finish(*states)
+    assert [await read(state) for state in states] == [answer_of((seed, 7), 200) for seed in range(4)]
     assert cell.metrics.value("num_preemptions_total") > 2
     assert cell.metrics.value("prefills_total", reason="preempted") == cell.metrics.value("num_preemptions_total")
-    assert [track.handovers for track in tracks] == [0] * 4
+    assert [state.handovers for state in states] == [0] * 4
     assert cell.clean()
 
 
@@ -30,19 +30,19 @@ async def test_who_was_preempted_goes_before_everybody_younger() -> None:
     await asyncio.sleep(0.02)
     late = [cell.ask((seed, 9), max_tokens=60) for seed in range(2, 5)]
     await cell.finish(*first, *late)
-    ended = sorted((*first, *late), key=lambda track: track.stats.first or 0.0)
-    assert [track.sequence.number for track in ended] == sorted(track.sequence.number for track in ended)
-    assert [await read(track) for track in late] == [answer_of((seed, 9), 60) for seed in range(2, 5)]
+    ended = sorted((*first, *late), key=lambda state: state.stats.first or 0.0)
+    assert [state.sequence.number for state in ended] == sorted(state.sequence.number for state in ended)
+    assert [await read(state) for state in late] == [answer_of((seed, 9), 60) for seed in range(2, 5)]
 
 
 @virtual
 async def test_sequences_are_taken_in_by_what_they_hold() -> None:
     cell = RoundsCell(pages=68)  # of 4 tokens
     cell.port.hold()
-    tracks = [cell.ask((seed, 7), max_tokens=250) for seed in range(6)]
+    states = [cell.ask((seed, 7), max_tokens=250) for seed in range(6)]
     await asyncio.sleep(0.1)
     assert cell.admission.running == 4, "17 pages each, growth included"
-    lone = tracks[0]
+    lone = states[0]
     assert Members(replace(cell.lane.facts, pages_total=63), 1).fits(lone)
     assert not Members(replace(cell.lane.facts, pages_total=62), 1).fits(lone)
 
@@ -51,9 +51,9 @@ async def test_sequences_are_taken_in_by_what_they_hold() -> None:
 async def test_a_drafter_without_room_costs_drafts_and_nothing_else() -> None:
     cell = RoundsCell()
     cell.drafters[0].full = True
-    tracks = [cell.ask((seed, 7), max_tokens=12) for seed in range(3)]
-    await cell.finish(*tracks)
-    assert [await read(track) for track in tracks] == [answer_of((seed, 7), 12) for seed in range(3)]
+    states = [cell.ask((seed, 7), max_tokens=12) for seed in range(3)]
+    await cell.finish(*states)
+    assert [await read(state) for state in states] == [answer_of((seed, 7), 12) for seed in range(3)]
     assert cell.metrics.value("empty_blocks_total", reason="no_drafter") > 0
-    assert sum(track.stats.drafted for track in tracks) == 0
+    assert sum(state.stats.drafted for state in states) == 0
     assert cell.metrics.value("num_preemptions_total") == 0

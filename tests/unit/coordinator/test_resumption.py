@@ -39,7 +39,7 @@ class Desk:
     def ask(
         self,
         *,
-        law: SamplingParams | None = None,
+        params: SamplingParams | None = None,
         offsets: tuple[int, ...] | None = None,
         choices: int = 1,
         seeded: bool = False,
@@ -50,7 +50,7 @@ class Desk:
         if offsets is not None:
             message.resume.offsets.extend(offsets)
         request = Request(
-            "r", PROMPT, law or SamplingParams(temperature=0.0), TOKENS, parse_policy("adaptive"), choices=choices
+            "r", PROMPT, params or SamplingParams(temperature=0.0), TOKENS, parse_policy("adaptive"), choices=choices
         )
         sink = OutputQueue(64, choices)
         reader = OutputProcessor(request, lambda: None, 0.0, offsets or ())
@@ -89,14 +89,14 @@ SAMPLED = SamplingParams(temperature=0.8, seed=99, rule=Rule.BLOCK)  # the toy t
 async def test_the_rest_comes_after_the_coordinator_was_lost(held: int) -> None:
     journal = in_memory()  # what the next process reads
     first = Desk(journal)
-    reader, sink, _ = first.ask(law=SAMPLED)
+    reader, sink, _ = first.ask(params=SAMPLED)
     await first.read(reader, sink, at_least=held)
     epoch = journal.find("r").answers[0].epoch  # type: ignore[union-attr]
     lose(first)
     second = Desk(journal)
     second.shown = {0: first.shown[0][:held]}  # the last words may have got lost on their way
-    reader, sink, call = second.ask(law=SAMPLED, offsets=(held,))
-    assert all(track.sequence.epoch > epoch for track in call.tracks.values()), "no draw is used twice"
+    reader, sink, call = second.ask(params=SAMPLED, offsets=(held,))
+    assert all(state.sequence.epoch > epoch for state in call.states.values()), "no draw is used twice"
     await second.read(reader, sink)
     assert second.shown[0] == EXPECTED
     assert reader.answers[0].answered == TOKENS
@@ -115,7 +115,7 @@ async def test_what_a_client_was_shown_is_on_disk(tmp_path: Path) -> None:
 
     journal = on_disk(tmp_path / "written")
     desk = Desk(journal, RoundsCell(write=journal.write, drafters=0, waits=Conduct(window=0)))
-    reader, sink, _ = desk.ask(law=SAMPLED)
+    reader, sink, _ = desk.ask(params=SAMPLED)
     while True:
         await desk.read(reader, sink, at_least=len(desk.shown.get(0, [])) + 1)
         there = tmp_path / str(len(desk.shown[0]))
@@ -138,10 +138,10 @@ async def test_it_goes_on_under_the_seed_it_began_with_and_a_higher_epoch_every_
     for seed, held in ((99, 3), (5, 9), (7, 15)):
         desk = Desk(journal)
         desk.shown = {0: EXPECTED[:shown]}
-        reader, sink, call = desk.ask(law=replace(SAMPLED, seed=seed), offsets=(shown,) if shown else None)
-        laws = {track.request.law.seed for track in call.tracks.values()}
-        assert laws == {99}
-        epochs.append(call.tracks[0].sequence.epoch)
+        reader, sink, call = desk.ask(params=replace(SAMPLED, seed=seed), offsets=(shown,) if shown else None)
+        all_params = {state.request.params.seed for state in call.states.values()}
+        assert all_params == {99}
+        epochs.append(call.states[0].sequence.epoch)
         await desk.read(reader, sink, at_least=held)
         shown = len(desk.shown[0])
         lose(desk)
@@ -152,8 +152,8 @@ async def test_it_goes_on_under_the_seed_it_began_with_and_a_higher_epoch_every_
 async def test_answers_of_one_request_draw_by_their_own_noise_and_resume_under_their_own_epochs() -> None:
     journal = in_memory()
     first = Desk(journal)
-    reader, sink, call = first.ask(law=SAMPLED, choices=2)
-    assert [call.tracks[index].request.law.choice for index in range(2)] == [0, 1]
+    reader, sink, call = first.ask(params=SAMPLED, choices=2)
+    assert [call.states[index].request.params.choice for index in range(2)] == [0, 1]
     await first.read(reader, sink, at_least=3)
     entry = journal.find("r")
     assert entry is not None
@@ -162,8 +162,8 @@ async def test_answers_of_one_request_draw_by_their_own_noise_and_resume_under_t
     second = Desk(journal)
     second.shown = {index: list(said.tokens) for index, said in enumerate(entry.answers)}
     held = tuple(len(second.shown[index]) for index in range(2))
-    reader, sink, call = second.ask(law=SAMPLED, choices=2, offsets=held)
-    assert [call.tracks[index].sequence.epoch for index in range(2)] == [1, 5]
+    reader, sink, call = second.ask(params=SAMPLED, choices=2, offsets=held)
+    assert [call.states[index].sequence.epoch for index in range(2)] == [1, 5]
     await second.read(reader, sink, at_least=held[0] + 3)
     assert [said.epoch for said in entry.answers] == [1, 5]
 
@@ -171,7 +171,7 @@ async def test_answers_of_one_request_draw_by_their_own_noise_and_resume_under_t
 @virtual
 async def test_log_probabilities_are_told_again_with_their_tokens() -> None:
     told = [ScoredToken(-float(token)) for token in EXPECTED]
-    law = replace(SAMPLED, logprobs=0)
+    params = replace(SAMPLED, logprobs=0)
 
     def scored(each: Up) -> Up:
         if not isinstance(each, PassReport):
@@ -186,13 +186,13 @@ async def test_log_probabilities_are_told_again_with_their_tokens() -> None:
     journal = in_memory()
     first = Desk(journal)
     tell(first.toy)
-    reader, sink, _ = first.ask(law=law)
+    reader, sink, _ = first.ask(params=params)
     await first.read(reader, sink, at_least=9)
     lose(first)
     for held in (2, 5, 9):
         second = Desk(journal)
         tell(second.toy)
-        reader, sink, _ = second.ask(law=law, offsets=(held,))
+        reader, sink, _ = second.ask(params=params, offsets=(held,))
         got: list[ScoredToken] = []
         while not reader.done:
             waiting = await sink.take()
@@ -213,7 +213,7 @@ async def test_an_answer_that_ended_unseen_is_told_without_any_work() -> None:
     second.shown = {0: EXPECTED[:TOKENS]}
     reader, sink, call = second.ask(offsets=(TOKENS,))
     await second.read(reader, sink)
-    assert not call.tracks
+    assert not call.states
     assert not any(isinstance(each, Admission) for each in second.toy.port.told)
     assert reader.answers[0].end is not None
     assert reader.answers[0].end.reason.value == "length"
@@ -231,7 +231,7 @@ async def test_of_several_answers_only_those_that_lack_something_go_on() -> None
     second = Desk(journal)
     second.shown = {index: list(first.shown[index]) for index in range(3)}
     reader, sink, call = second.ask(choices=3, offsets=tuple(len(second.shown[index]) for index in range(3)))
-    assert sorted(call.tracks) == [0, 2]
+    assert sorted(call.states) == [0, 2]
     await second.read(reader, sink)
     assert second.shown[0] == second.shown[2] == EXPECTED
     assert second.shown[1] == EXPECTED[: len(second.shown[1])]
@@ -253,14 +253,14 @@ async def test_a_running_request_is_taken_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("law", "seeded"),
+    ("params", "seeded"),
     [(SamplingParams(temperature=0.0), False), (SamplingParams(temperature=1.0, seed=3, rule=Rule.COUPLED), True)],
 )
 @virtual
-async def test_without_a_journal_repeatable_answers_are_computed_anew(law: SamplingParams, seeded: bool) -> None:
+async def test_without_a_journal_repeatable_answers_are_computed_anew(params: SamplingParams, seeded: bool) -> None:
     desk = Desk(None)
     desk.shown = {0: EXPECTED[:17]}
-    reader, sink, _ = desk.ask(law=law, seeded=seeded, offsets=(17,))
+    reader, sink, _ = desk.ask(params=params, seeded=seeded, offsets=(17,))
     await desk.read(reader, sink)
     assert desk.shown[0] == EXPECTED
 
@@ -270,25 +270,25 @@ async def test_what_cannot_be_resumed_is_refused_by_name() -> None:
     journal = in_memory()
     desk = Desk(journal)
     with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
-        desk.ask(law=SAMPLED, offsets=(3,))
+        desk.ask(params=SAMPLED, offsets=(3,))
     with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
         desk.ask(
-            law=SamplingParams(temperature=1.0, seed=3, rule=Rule.COUPLED), offsets=(3,)
+            params=SamplingParams(temperature=1.0, seed=3, rule=Rule.COUPLED), offsets=(3,)
         )  # a seed nobody else knows
     with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
         desk.ask(
-            law=SamplingParams(temperature=1.0, seed=3, rule=Rule.BLOCK), seeded=True, offsets=(3,)
+            params=SamplingParams(temperature=1.0, seed=3, rule=Rule.BLOCK), seeded=True, offsets=(3,)
         )  # its drafts are not known
-    reader, sink, _ = desk.ask(law=SAMPLED)
+    reader, sink, _ = desk.ask(params=SAMPLED)
     await desk.read(reader, sink, at_least=3)
     with pytest.raises(InvalidRequest, match="another request had this id"):
         desk.ask(offsets=(1,))
     with pytest.raises(InvalidRequest, match="the request began with another one"):
-        desk.ask(law=replace(SAMPLED, seed=3), seeded=True, offsets=(1,))
+        desk.ask(params=replace(SAMPLED, seed=3), seeded=True, offsets=(1,))
     with pytest.raises(InvalidRequest, match="request_id: a running request"):
-        desk.ask(law=SAMPLED)
+        desk.ask(params=SAMPLED)
     with pytest.raises(InvalidRequest, match="less is known of it than you hold"):
-        desk.ask(law=SAMPLED, offsets=(TOKENS + 1,))
+        desk.ask(params=SAMPLED, offsets=(TOKENS + 1,))
     await desk.read(reader, sink)
     assert desk.shown[0] == EXPECTED, "nothing of it has harmed the one that runs"
 
@@ -300,5 +300,5 @@ async def test_a_tenant_s_request_runs_under_its_tenant_s_names() -> None:
     message = generate_pb2.GenerateRequest(request_id="r")
     call = desk.cell.submit(SubmitRequest(message, request, 0.0, 60.0), OutputQueue(64))
     await asyncio.sleep(0.1)
-    assert (call.tracks[0].request.id, call.tracks[0].request.cache_salt) == ("acme/r", "acme/s")
+    assert (call.states[0].request.id, call.states[0].request.cache_salt) == ("acme/r", "acme/s")
     assert [each.cache_salt for each in desk.toy.port.told if isinstance(each, Admission)] == ["acme/s"]

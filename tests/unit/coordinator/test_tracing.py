@@ -35,9 +35,9 @@ class Traced:
 
 
 async def _answer(traced: Traced, **asked: object) -> list[int]:
-    track = traced.cell.ask(**asked)
-    await traced.cell.finish(track)
-    tokens = await read(track)
+    state = traced.cell.ask(**asked)
+    await traced.cell.finish(state)
+    tokens = await read(state)
     await asyncio.sleep(0.01)
     return tokens
 

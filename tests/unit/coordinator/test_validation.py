@@ -27,7 +27,7 @@ def test_what_is_absent_takes_the_default() -> None:
     assert read(ask()) == Request(
         id="made-up",
         prompt=(5, 6),
-        law=SamplingParams(1.0, 1.0, 0, 42, 0, Rule.BLOCK, prompt_len=2),
+        params=SamplingParams(1.0, 1.0, 0, 42, 0, Rule.BLOCK, prompt_len=2),
         max_tokens=38,
         policy=Adaptive(),
         stop_ids=frozenset({1}),
@@ -39,8 +39,8 @@ def test_what_is_given_is_taken() -> None:
     message.request_id = "mine"
     message.speculation.policy = "fixed:2"
     request = read(message)
-    law = SamplingParams(0.5, 0.25, 9, 3, rule=Rule.COUPLED, prompt_len=2)
-    assert (request.id, request.law, request.max_tokens) == ("mine", law, 5)
+    params = SamplingParams(0.5, 0.25, 9, 3, rule=Rule.COUPLED, prompt_len=2)
+    assert (request.id, request.params, request.max_tokens) == ("mine", params, 5)
     assert (request.policy, request.stop_ids) == (Fixed(2), frozenset({4}))
 
 
@@ -57,7 +57,7 @@ def test_a_weight_is_taken_within_bounds_and_is_one_when_absent() -> None:
 
 def test_zero_is_a_temperature_and_a_seed() -> None:
     request = read(ask(temperature=0.0, seed=0))
-    assert (request.law.temperature, request.law.seed) == (0.0, 0)
+    assert (request.params.temperature, request.params.seed) == (0.0, 0)
 
 
 P = "sampling_params."
@@ -122,8 +122,8 @@ SHAPED = {
 
 
 def test_what_shapes_the_law_is_taken_as_it_is_sent() -> None:
-    law = read(ask(**SHAPED, max_tokens=5, stop_token_ids=[9, 4])).law
-    assert law == SamplingParams(
+    params = read(ask(**SHAPED, max_tokens=5, stop_token_ids=[9, 4])).params
+    assert params == SamplingParams(
         seed=42,
         rule=LIMITS.rule,
         min_p=0.25,
@@ -136,14 +136,14 @@ def test_what_shapes_the_law_is_taken_as_it_is_sent() -> None:
         logprobs=20,
         prompt_len=2,
     )
-    assert law.shapes
-    assert not law.plain
+    assert params.shapes
+    assert not params.plain
 
 
 def test_ids_that_end_an_answer_are_told_to_nobody_without_a_least_length() -> None:
-    assert read(ask(stop_token_ids=[9])).law.stop_token_ids == ()
-    assert read(ask(min_tokens=1, ignore_eos=True)).law.stop_token_ids == ()
-    assert read(ask(min_tokens=1, ignore_eos=True, stop_token_ids=[9])).law.stop_token_ids == (9,)
+    assert read(ask(stop_token_ids=[9])).params.stop_token_ids == ()
+    assert read(ask(min_tokens=1, ignore_eos=True)).params.stop_token_ids == ()
+    assert read(ask(min_tokens=1, ignore_eos=True, stop_token_ids=[9])).params.stop_token_ids == (9,)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_ids_that_end_an_answer_are_told_to_nobody_without_a_least_length() -> N
 )
 def test_neutral_values_make_a_plain_law(params: dict[str, object]) -> None:
     request = read(ask(**params))
-    assert (request.law, request.choices) == (SamplingParams(seed=42, rule=LIMITS.rule, prompt_len=2), 1)
-    assert request.law.plain
+    assert (request.params, request.choices) == (SamplingParams(seed=42, rule=LIMITS.rule, prompt_len=2), 1)
+    assert request.params.plain
 
 
 def test_several_answers_are_asked_for_by_n() -> None:
@@ -194,7 +194,7 @@ def test_what_is_out_of_range_is_refused_by_field_name(name: str, values: list[o
 
 def test_biases_are_bounded_in_number() -> None:
     wide = replace(LIMITS, vocab_size=4096)
-    assert len(read(ask(logit_bias=dict.fromkeys(range(1024), 1.0)), limits=wide).law.logit_bias) == 1024
+    assert len(read(ask(logit_bias=dict.fromkeys(range(1024), 1.0)), limits=wide).params.logit_bias) == 1024
     with pytest.raises(InvalidRequest) as refused:
         read(ask(logit_bias=dict.fromkeys(range(1025), 1.0)), limits=wide)
     assert refused.value.field == P + "logit_bias"
@@ -214,16 +214,16 @@ def under(rule: int, **params: object) -> g.GenerateRequest:
 
 @pytest.mark.parametrize("rule", list(Rule))
 def test_a_named_rule_wins_with_a_seed_or_without(rule: Rule) -> None:
-    assert read(under(rule)).law.rule is rule
-    assert read(under(rule, seed=5)).law == SamplingParams(seed=5, rule=rule, prompt_len=2)
+    assert read(under(rule)).params.rule is rule
+    assert read(under(rule, seed=5)).params == SamplingParams(seed=5, rule=rule, prompt_len=2)
 
 
 def test_a_seed_alone_asks_for_the_coupled_rule_and_nothing_for_the_deployment_s() -> None:
-    assert read(ask(seed=5)).law == SamplingParams(seed=5, rule=Rule.COUPLED, prompt_len=2)
+    assert read(ask(seed=5)).params == SamplingParams(seed=5, rule=Rule.COUPLED, prompt_len=2)
     for rule in Rule:
         limits = replace(LIMITS, rule=rule)
-        assert read(ask(), limits=limits).law.rule is rule
-        assert read(ask(seed=0), limits=limits).law.rule is Rule.COUPLED
+        assert read(ask(), limits=limits).params.rule is rule
+        assert read(ask(seed=0), limits=limits).params.rule is Rule.COUPLED
 
 
 def test_a_prompt_may_be_scored_alone_and_within_bounds() -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from dspark.decoding import block_rule
 from dspark.decoding.acceptance import accept_probability, residual
 from dspark.decoding.gumbel import winners
-from dspark.decoding.sampling import LawColumns, distribution, draft_distribution
+from dspark.decoding.sampling import SamplingColumns, distribution, draft_distribution
 from dspark.decoding.slots import Slots
 from dspark.rounds.plan import NO_CAP, PlanKind, Terms, prefixes
 from dspark.rounds.policy import Fixed, Policy, Threshold
@@ -358,7 +358,7 @@ def _of_logits(rng: np.random.Generator, contexts: int, slots: int, vocab: int) 
         top_p=float(rng.choice([1.0, 1.0, 0.8, 0.5])),
         top_k=int(rng.choice([0, 0, 2, 9])),
     )
-    columns = LawColumns.of([law])
+    columns = SamplingColumns.of([law])
     p = distribution(torch.from_numpy(rng.normal(0, 2, (contexts, vocab)).astype(np.float32)), columns)
     logits = torch.from_numpy(rng.normal(0, 2, (slots, vocab)).astype(np.float32))
     ids, probs = draft_distribution(logits, columns, int(rng.integers(1, vocab + 1)))

@@ -23,7 +23,7 @@ from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.gumbel import times, winners
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.ratio import slots_of
-from dspark.decoding.sampling import LawColumns, distribution, draft_distribution, draw, draw_sparse
+from dspark.decoding.sampling import SamplingColumns, distribution, draft_distribution, draw, draw_sparse
 from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
 
 LAST = 1.0 - 2.0**-53
@@ -144,14 +144,14 @@ def test_honest_distributions_pass() -> None:
     assert validate_q(*GOOD) is None
     assert validate_q(*NO_Q.arrays(), [], 4) is None
     logits = torch.randn(7, 4000, generator=torch.Generator().manual_seed(0))
-    for law, entries in (
+    for params, entries in (
         (SamplingParams(0.0), 1),
         (SamplingParams(1.0), 64),
         (SamplingParams(5.0), 4000),
         (SamplingParams(0.7, 0.8, 20), 64),
         (SamplingParams(2e-5), 64),
     ):
-        ids, probs = draft_distribution(logits, LawColumns.of([law]), entries)
+        ids, probs = draft_distribution(logits, SamplingColumns.of([params]), entries)
         q = SparseQ.of(ids.numpy(), probs.numpy())
         for u in (0.0, 0.5, LAST):
             drafted = draw_sparse(ids, probs, torch.full((7,), u, dtype=torch.float64)).tolist()
@@ -187,7 +187,7 @@ def test_malformed_distributions_are_named(q: tuple[np.ndarray, np.ndarray, list
 def test_any_bytes_are_either_refused_in_words_or_judged() -> None:
     rng = np.random.default_rng(8)
     logits = torch.from_numpy(rng.normal(0, 2, (3, 8))).float()
-    excluded = distribution(logits, LawColumns.of([SamplingParams(1.0, top_k=3)])) == 0
+    excluded = distribution(logits, SamplingColumns.of([SamplingParams(1.0, top_k=3)])) == 0
     refused = judged = 0
     for _ in range(4000):
         entries = int(rng.integers(1, 5))
@@ -204,8 +204,8 @@ def test_any_bytes_are_either_refused_in_words_or_judged() -> None:
             assert problem.startswith(("q", "draft_ids"))
             refused += 1
             continue
-        law = SamplingParams(1.0, top_k=3, seed=int(rng.integers(0, 2**63)))
-        ((accepted, token),) = judge(logits, [PackedCase(Cursor(1, 1, 1, 9), law, 0, draft, q)])
+        params = SamplingParams(1.0, top_k=3, seed=int(rng.integers(0, 2**63)))
+        ((accepted, token),) = judge(logits, [PackedCase(Cursor(1, 1, 1, 9), params, 0, draft, q)])
         assert not any(excluded[k, draft[k]] for k in range(accepted))
         assert not excluded[accepted, token]
         judged += 1
@@ -214,7 +214,7 @@ def test_any_bytes_are_either_refused_in_words_or_judged() -> None:
 
 # -- a packed pass -----------------------------------------------------------------------------------------------
 
-LAWS = [
+ALL_PARAMS = [
     SamplingParams(1.0, seed=1),
     SamplingParams(0.0, seed=2),
     SamplingParams(0.7, 0.8, 20, seed=3),
@@ -230,37 +230,37 @@ def packed_pass(seed: int) -> tuple[torch.Tensor, list[PackedCase]]:
     rng = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(seed)
     cases, parts, row = [], [], 0
-    for number in rng.permutation(len(LAWS)):
-        law, slots = replace(LAWS[number], rule=Rule(int(rng.integers(1, 4)))), int(rng.integers(0, 6))
+    for number in rng.permutation(len(ALL_PARAMS)):
+        params, slots = replace(ALL_PARAMS[number], rule=Rule(int(rng.integers(1, 4)))), int(rng.integers(0, 6))
         logits = torch.randn(slots + 1, VOCAB, generator=generator) * 2
         cursor = Cursor(int(number), int(rng.integers(1, 5)), 3, int(rng.integers(2, 900)))
         draft_ids, q = [], NO_Q
         if slots:
             near = logits[:slots] + 0.5 * torch.randn(slots, VOCAB, generator=generator)
-            ids, probs = draft_distribution(near, LawColumns.of([law]), int(rng.integers(2, VOCAB)))
-            noise = DraftNoise([law], [cursor], slots, VOCAB)
+            ids, probs = draft_distribution(near, SamplingColumns.of([params]), int(rng.integers(2, VOCAB)))
+            noise = DraftNoise([params], [cursor], slots, VOCAB)
             draft_ids = [int(noise.pick(k, ids[k : k + 1], probs[k : k + 1])) for k in range(slots)]
-            q = NO_Q if law.rule is Rule.COUPLED else SparseQ.of(ids.numpy(), probs.numpy())
-        cases.append(PackedCase(cursor, law, row, draft_ids, q))
+            q = NO_Q if params.rule is Rule.COUPLED else SparseQ.of(ids.numpy(), probs.numpy())
+        cases.append(PackedCase(cursor, params, row, draft_ids, q))
         parts.append(logits)
         row += slots + 1
     return torch.cat(parts), cases
 
 
 def alone(logits: torch.Tensor, case: PackedCase) -> tuple[int, int]:
-    law, slots = case.law, len(case.draft_ids)
-    probs = distribution(logits[case.first_row : case.first_row + slots + 1], LawColumns.of([law]))
+    params, slots = case.params, len(case.draft_ids)
+    probs = distribution(logits[case.first_row : case.first_row + slots + 1], SamplingColumns.of([params]))
 
     def noise(purpose: Purpose, slot: object) -> np.ndarray:
         cursor = case.cursor
-        return uniforms(law.seed, law.choice, law.rule, purpose, cursor.epoch, cursor.committed_len - 1, slot)  # type: ignore[arg-type]
+        return uniforms(params.seed, params.choice, params.rule, purpose, cursor.epoch, cursor.committed_len - 1, slot)  # type: ignore[arg-type]
 
-    if law.rule is Rule.COUPLED or law.greedy:
+    if params.rule is Rule.COUPLED or params.greedy:
         first = case.cursor.committed_len  # the position of the first drafted token
-        own = [int(winners(row[None], times([law], [first + k], VOCAB))[0]) for k, row in enumerate(probs)]
+        own = [int(winners(row[None], times([params], [first + k], VOCAB))[0]) for k, row in enumerate(probs)]
         accepted = next((k for k in range(slots) if case.draft_ids[k] != own[k]), slots)
         return accepted, own[accepted]
-    rule = block_rule if law.rule is Rule.BLOCK else token_rule
+    rule = block_rule if params.rule is Rule.BLOCK else token_rule
     coins = noise(Purpose.ACCEPT, np.arange(1, slots + 1))
     accepted, _ = rule(probs, case.draft_ids, case.q.arrays(), coins, 0.0)
     emit_u = float(noise(Purpose.EMIT, accepted + 1))
@@ -282,7 +282,7 @@ def test_a_packed_pass_judges_every_sequence_as_if_it_were_alone() -> None:
 
 def test_sequences_side_by_side_reuse_no_work_of_their_neighbours() -> None:
     logits, cases = packed_pass(7)
-    crowd = [replace(case, law=replace(case.law, rule=Rule.COUPLED), q=NO_Q) for case in cases] * 9
+    crowd = [replace(case, params=replace(case.params, rule=Rule.COUPLED), q=NO_Q) for case in cases] * 9
     verdicts = judge(logits, crowd)
     assert verdicts == judge(logits, crowd[: len(cases)]) * 9
 
@@ -296,7 +296,7 @@ def test_pieces_of_a_large_pass_change_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 def test_greedy_sequences_are_matched_without_q() -> None:
     logits, cases = packed_pass(4)
-    greedy = [replace(case, law=SamplingParams(0.0), q=NO_Q) for case in cases]
+    greedy = [replace(case, params=SamplingParams(0.0), q=NO_Q) for case in cases]
     top = logits.argmax(-1).tolist()
     for case, (accepted, token) in zip(greedy, judge(logits, greedy), strict=True):
         rows = top[case.first_row : case.first_row + len(case.draft_ids) + 1]
@@ -312,14 +312,14 @@ def test_half_precision_logits_are_judged_in_float64() -> None:
 
 
 @pytest.mark.parametrize("row", [0, 1])
-@pytest.mark.parametrize("law", [SamplingParams(0.0), *(SamplingParams(1.0, rule=rule) for rule in Rule)])
-def test_logits_that_are_not_numbers_are_an_error_not_a_token(law: SamplingParams, row: int) -> None:
+@pytest.mark.parametrize("params", [SamplingParams(0.0), *(SamplingParams(1.0, rule=rule) for rule in Rule)])
+def test_logits_that_are_not_numbers_are_an_error_not_a_token(params: SamplingParams, row: int) -> None:
     logits = torch.zeros(2, VOCAB)
     logits[0, 1] = 60.0  # the draft is kept, so that both rows are read
     logits[row, 7] = math.nan
-    q = NO_Q if law.rule is Rule.COUPLED else SparseQ.of(np.array([[1, 2]]), np.array([[0.5, 0.5]], np.float32))
+    q = NO_Q if params.rule is Rule.COUPLED else SparseQ.of(np.array([[1, 2]]), np.array([[0.5, 0.5]], np.float32))
     with pytest.raises(FloatingPointError):
-        judge(logits, [PackedCase(Cursor(1, 1, 1, 9), law, 0, [1], q)])
+        judge(logits, [PackedCase(Cursor(1, 1, 1, 9), params, 0, [1], q)])
 
 
 def test_nobody_to_judge_is_no_verdict() -> None:
@@ -328,15 +328,15 @@ def test_nobody_to_judge_is_no_verdict() -> None:
 
 def test_the_first_token_is_the_emission_of_slot_zero() -> None:
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(6))
-    law, cursor = SamplingParams(1.0, seed=9), Cursor(1, 2, 0, 17)
+    params, cursor = SamplingParams(1.0, seed=9), Cursor(1, 2, 0, 17)
     u = torch.tensor([uniforms(9, 0, Rule.TOKEN, Purpose.EMIT, 2, 16, 0).item()], dtype=torch.float64)
-    assert first_token(logits, law, cursor) == int(draw(distribution(logits[None], LawColumns.of([law])), u))
+    assert first_token(logits, params, cursor) == int(draw(distribution(logits[None], SamplingColumns.of([params])), u))
     assert first_token(logits, SamplingParams(0.0), cursor) == int(logits.argmax())
 
 
 def test_a_coupled_first_token_is_the_one_a_round_would_have_added() -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(6))
     for seed in range(20):
-        law = SamplingParams(1.0, seed=seed, rule=Rule.COUPLED)
-        ((_, token),) = judge(logits, [PackedCase(Cursor(1, 1, 4, 17), law, 0, [], NO_Q)])
-        assert first_token(logits[0], law, Cursor(1, 2, 0, 17)) == token, "a hand-over prefills what a round follows"
+        params = SamplingParams(1.0, seed=seed, rule=Rule.COUPLED)
+        ((_, token),) = judge(logits, [PackedCase(Cursor(1, 1, 4, 17), params, 0, [], NO_Q)])
+        assert first_token(logits[0], params, Cursor(1, 2, 0, 17)) == token, "a hand-over prefills what a round follows"

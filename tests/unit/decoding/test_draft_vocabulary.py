@@ -21,7 +21,7 @@ from enumeration import (
 )
 
 from dspark.decoding.acceptance import validate_q
-from dspark.decoding.sampling import LawColumns, draft_distribution
+from dspark.decoding.sampling import SamplingColumns, draft_distribution
 from dspark.model.formats.vocabulary import DraftVocabulary
 from dspark.rounds.policy import Adaptive, Fixed
 from dspark.types import SamplingParams
@@ -41,7 +41,7 @@ def _world(rng: np.random.Generator, vocab: int, sayable: list[int], p_of: str) 
         else:
             p = rng.dirichlet(np.full(vocab, 0.7), contexts)
         logits = vocabulary.spread(torch.from_numpy(rng.normal(size=(slots, len(sayable)))).float())
-        ids, probs = draft_distribution(logits, LawColumns.of([SamplingParams(1.0)] * slots), 64)
+        ids, probs = draft_distribution(logits, SamplingColumns.of([SamplingParams(1.0)] * slots), 64)
         for row in range(slots):
             drawable = [int(token) for token, share in zip(ids[row], probs[row], strict=True) if share > 0]
             assert set(drawable) <= set(sayable)

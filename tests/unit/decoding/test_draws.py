@@ -38,8 +38,8 @@ def watched(rule: Rule, blocks: int, *, lie: bool = False, entries: int = 5, see
             logits, ids, probs = pairs[number % len(pairs)]
             drafts = drawn(rng, ids, probs**0.8 if lie else probs)
             q = SparseQ.of(ids, probs)
-            law = SamplingParams(temperature=1.0, rule=rule, seed=(seed << 20) + number)
-            cases.append(PackedCase(Cursor(number, 0, 1, 9), law, len(rows) * (SLOTS + 1), drafts, q))
+            params = SamplingParams(temperature=1.0, rule=rule, seed=(seed << 20) + number)
+            cases.append(PackedCase(Cursor(number, 0, 1, 9), params, len(rows) * (SLOTS + 1), drafts, q))
             rows.append(logits)
         judge(torch.cat(rows), cases, watch=watch)
     (sums,) = watch.sums(dict.fromkeys(range(blocks + 64), "d"))
@@ -86,9 +86,9 @@ def test_labels_are_the_chances_of_what_happens(rule: Rule) -> None:
         watch = DrawsWatch(start)
         cases = []
         for number in range(start, start + 100):
-            law = SamplingParams(temperature=1.0, rule=rule, seed=number)
+            params = SamplingParams(temperature=1.0, rule=rule, seed=number)
             drafts = drawn(rng, ids, probs)
-            cases.append(PackedCase(Cursor(number, 0, 1, 9), law, 0, drafts, SparseQ.of(ids, probs)))
+            cases.append(PackedCase(Cursor(number, 0, 1, 9), params, 0, drafts, SparseQ.of(ids, probs)))
         for accepted, _ in judge(logits, cases, watch=watch):
             reached += np.arange(SLOTS) <= accepted
             kept += np.arange(SLOTS) < accepted
@@ -112,8 +112,8 @@ def test_sequences_of_all_kinds_keep_their_own_labels_and_versions() -> None:
         logits, ids, probs = pair(rng, 4)
         drafts = drawn(rng, ids, probs)[:length]
         q = SparseQ.of(ids[:length], probs[:length])
-        law = SamplingParams(temperature=temperature, rule=rule, seed=7)
-        cases.append(PackedCase(Cursor(number, 0, 1, 9), law, sum(map(len, rows)), drafts, q))
+        params = SamplingParams(temperature=temperature, rule=rule, seed=7)
+        cases.append(PackedCase(Cursor(number, 0, 1, 9), params, sum(map(len, rows)), drafts, q))
         rows.append(logits[: length + 1])
     judge(torch.cat(rows), cases, watch=watch)
     labels = watch.labels()

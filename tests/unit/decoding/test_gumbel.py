@@ -12,10 +12,10 @@ from dspark.decoding import gumbel
 from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.gumbel import times, times_of, winners
 from dspark.decoding.philox import Purpose, philox
-from dspark.decoding.sampling import LawColumns, draft_distribution
+from dspark.decoding.sampling import SamplingColumns, draft_distribution
 from dspark.types import Cursor, Rule, SamplingParams
 
-LAWS = [
+ALL_PARAMS = [
     SamplingParams(seed=5, rule=Rule.COUPLED),
     SamplingParams(seed=2**64 - 1, choice=7, rule=Rule.COUPLED),
     SamplingParams(rule=Rule.COUPLED),
@@ -24,32 +24,34 @@ PLACES = [0, 31, 2**32 - 1]
 
 
 def test_a_time_is_the_logarithm_of_64_bits_of_its_block() -> None:
-    for law, place, row in zip(LAWS, PLACES, times(LAWS, PLACES, 11), strict=True):
+    for params, place, row in zip(ALL_PARAMS, PLACES, times(ALL_PARAMS, PLACES, 11), strict=True):
         for token in range(11):
-            counter = (place, token // 4, Purpose.RACE << 16 | Rule.COUPLED << 24, law.choice)
-            words = philox(counter, (law.seed & 0xFFFFFFFF, law.seed >> 32))
+            counter = (place, token // 4, Purpose.RACE << 16 | Rule.COUPLED << 24, params.choice)
+            words = philox(counter, (params.seed & 0xFFFFFFFF, params.seed >> 32))
             u = (words[token % 4] * 2**32 + words[(token + 1) % 4]) / 2**64
             assert row[token].item() == pytest.approx(-math.log(u), rel=1e-9)
 
 
 def test_a_few_tokens_have_the_times_of_the_whole_row() -> None:
-    whole = times(LAWS, PLACES, 103)
+    whole = times(ALL_PARAMS, PLACES, 103)
     ids = torch.tensor([[0, 5, 102, 7], [3, 2, 1, 0], [99, 98, 97, 50]])
-    assert torch.equal(times_of(LAWS, PLACES, ids), whole.gather(-1, ids))
+    assert torch.equal(times_of(ALL_PARAMS, PLACES, ids), whole.gather(-1, ids))
 
 
 def test_an_accelerator_runs_the_same_race() -> None:
     groups = torch.arange(26)[None]
-    on_device = gumbel._on_device(gumbel._device_blocks(LAWS, PLACES, groups)).flatten(-2)[:, :103]
-    torch.testing.assert_close(on_device, times(LAWS, PLACES, 103), rtol=1e-14, atol=0.0)
+    on_device = gumbel._on_device(gumbel._device_blocks(ALL_PARAMS, PLACES, groups)).flatten(-2)[:, :103]
+    torch.testing.assert_close(on_device, times(ALL_PARAMS, PLACES, 103), rtol=1e-14, atol=0.0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_runs_the_same_race() -> None:
     ids = torch.randint(0, 103, (3, 9), generator=torch.Generator().manual_seed(2))
-    whole = times(LAWS, PLACES, 103)
-    torch.testing.assert_close(times(LAWS, PLACES, 103, "cuda").cpu(), whole, rtol=1e-14, atol=0.0)
-    torch.testing.assert_close(times_of(LAWS, PLACES, ids.cuda()).cpu(), whole.gather(-1, ids), rtol=1e-14, atol=0.0)
+    whole = times(ALL_PARAMS, PLACES, 103)
+    torch.testing.assert_close(times(ALL_PARAMS, PLACES, 103, "cuda").cpu(), whole, rtol=1e-14, atol=0.0)
+    torch.testing.assert_close(
+        times_of(ALL_PARAMS, PLACES, ids.cuda()).cpu(), whole.gather(-1, ids), rtol=1e-14, atol=0.0
+    )
 
 
 def test_times_are_exponential_and_never_zero_or_endless() -> None:
@@ -64,9 +66,9 @@ def test_times_are_exponential_and_never_zero_or_endless() -> None:
 
 def test_the_first_one_home_follows_the_distribution() -> None:
     p = torch.tensor([0.5, 0.25, 0.0, 0.2, 0.05], dtype=torch.float64)
-    laws = [SamplingParams(seed=3, rule=Rule.COUPLED)] * 40_000
-    ids, lead = winners(p.expand(len(laws), -1), times(laws, range(len(laws)), 5))
-    share = torch.bincount(ids, minlength=5) / len(laws)
+    all_params = [SamplingParams(seed=3, rule=Rule.COUPLED)] * 40_000
+    ids, lead = winners(p.expand(len(all_params), -1), times(all_params, range(len(all_params)), 5))
+    share = torch.bincount(ids, minlength=5) / len(all_params)
     assert (share - p).abs().max() < 0.01  # four standard deviations; the keys are fixed
     assert share[2] == 0
     assert (lead >= 0).all()
@@ -87,28 +89,30 @@ def test_a_row_without_mass_is_an_error(row: list[float]) -> None:
         winners(torch.tensor([row]), torch.ones(1, 2))
 
 
-@pytest.mark.parametrize("laws", [[SamplingParams(choice=2**32)], [SamplingParams(seed=2**64)]])
-def test_a_name_that_would_spill_is_refused(laws: list[SamplingParams]) -> None:
+@pytest.mark.parametrize("all_params", [[SamplingParams(choice=2**32)], [SamplingParams(seed=2**64)]])
+def test_a_name_that_would_spill_is_refused(all_params: list[SamplingParams]) -> None:
     with pytest.raises((ValueError, OverflowError)):
-        times(laws, [3], 8)
+        times(all_params, [3], 8)
 
 
 @pytest.mark.parametrize("vocab", [40, 9000])
 def test_a_cohort_of_all_rules_draws_as_each_sequence_alone(vocab: int) -> None:
     generator = torch.Generator().manual_seed(1)
-    laws = [SamplingParams(1.0, seed=row, rule=Rule(1 + row % 3)) for row in range(7)] + [
+    all_params = [SamplingParams(1.0, seed=row, rule=Rule(1 + row % 3)) for row in range(7)] + [
         SamplingParams(0.0, rule=Rule.COUPLED)
     ]
-    cursors = [Cursor(row, 1, 2, 30 + row) for row in range(len(laws))]
-    together = DraftNoise(laws, cursors, 4, vocab)
+    cursors = [Cursor(row, 1, 2, 30 + row) for row in range(len(all_params))]
+    together = DraftNoise(all_params, cursors, 4, vocab)
     for slot in range(4):
-        logits = torch.randn(len(laws), vocab, generator=generator) * 2
-        ids, probs = draft_distribution(logits, LawColumns.of(laws), 16)
+        logits = torch.randn(len(all_params), vocab, generator=generator) * 2
+        ids, probs = draft_distribution(logits, SamplingColumns.of(all_params), 16)
         drawn = together.pick(slot, ids, probs)
         assert drawn[-1] == logits[-1].argmax()
-        for row, (law, cursor) in enumerate(zip(laws, cursors, strict=True)):
-            alone = DraftNoise([law], [cursor], 4, vocab)
+        for row, (params, cursor) in enumerate(zip(all_params, cursors, strict=True)):
+            alone = DraftNoise([params], [cursor], 4, vocab)
             assert alone.pick(slot, ids[row : row + 1], probs[row : row + 1]).item() == drawn[row]
-            if law.rule is Rule.COUPLED and not law.greedy:  # the verifier's own race over the draft's distribution
+            if (
+                params.rule is Rule.COUPLED and not params.greedy
+            ):  # the verifier's own race over the draft's distribution
                 q = torch.zeros(1, vocab).scatter_(-1, ids[row : row + 1], probs[row : row + 1])
-                assert winners(q, times([law], [cursor.committed_len + slot], vocab))[0].item() == drawn[row]
+                assert winners(q, times([params], [cursor.committed_len + slot], vocab))[0].item() == drawn[row]

@@ -16,11 +16,11 @@ from dspark.decoding import at_once, judge_at_once
 from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
 from dspark.decoding.at_once import Decision, Given
 from dspark.decoding.gumbel import times
-from dspark.decoding.sampling import LawColumns
+from dspark.decoding.sampling import SamplingColumns
 from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
 
 VOCAB = 24
-LAWS = [
+ALL_PARAMS = [
     SamplingParams(temperature=0.0),
     SamplingParams(rule=Rule.TOKEN),
     SamplingParams(rule=Rule.BLOCK),
@@ -33,13 +33,13 @@ WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "
 
 
 def pass_of(
-    seed: int, laws: Sequence[SamplingParams] = LAWS, *, slots: int = 5
+    seed: int, all_params: Sequence[SamplingParams] = ALL_PARAMS, *, slots: int = 5
 ) -> tuple[torch.Tensor, list[PackedCase]]:
     """Logits and cases of as many sequences, of blocks of 0 to `slots` tokens that are now and then right."""
     draw = np.random.default_rng(seed)
     cases, rows = [], 0
-    logits = torch.from_numpy(draw.normal(0.0, 2.0, (len(laws) * (slots + 1), VOCAB))).float()
-    for number, law in enumerate(laws):
+    logits = torch.from_numpy(draw.normal(0.0, 2.0, (len(all_params) * (slots + 1), VOCAB))).float()
+    for number, params in enumerate(all_params):
         length, entries = int(draw.integers(0, slots + 1)), int(draw.integers(1, 9))
         ids = np.stack([draw.permutation(VOCAB)[:entries] for _ in range(length)]) if length else np.zeros((0, 1))
         probs = draw.dirichlet([0.4] * entries, length) if length else np.zeros((0, 1))
@@ -49,7 +49,12 @@ def pass_of(
         own = [int(ids[slot, int(probs[slot].argmax())]) for slot in range(length)]
         q = NO_Q if not length else SparseQ.of(ids.astype(np.uint32), probs.astype(np.float32))
         keyed = SamplingParams(
-            law.temperature, law.top_p, law.top_k, min_p=law.min_p, rule=law.rule, seed=int(draw.integers(1 << 60))
+            params.temperature,
+            params.top_p,
+            params.top_k,
+            min_p=params.min_p,
+            rule=params.rule,
+            seed=int(draw.integers(1 << 60)),
         )
         cases.append(PackedCase(Cursor(number, 1, 1, 9 + seed), keyed, rows, own, q))
         rows += length + 1
@@ -64,7 +69,7 @@ def test_verdicts_are_those_of_the_rules_on_the_host(seed: int) -> None:
 
 def likely(seed: int) -> tuple[torch.Tensor, list[PackedCase]]:
     """The same of drafts that the target likes: whole blocks are kept, and blocks are cut in the middle."""
-    draw, (logits, cases) = np.random.default_rng(seed), pass_of(seed, LAWS[:4], slots=3)
+    draw, (logits, cases) = np.random.default_rng(seed), pass_of(seed, ALL_PARAMS[:4], slots=3)
     logits[:, 0] += 4.0 * (seed % 2)
     made = []
     for case in cases:
@@ -95,9 +100,9 @@ def test_blocks_that_the_target_likes_are_kept_as_far_as_on_the_host() -> None:
 def test_a_slot_that_its_q_cannot_give_counts_as_not_sent() -> None:
     for rule in (Rule.TOKEN, Rule.BLOCK):
         q = SparseQ.of(np.array([[3, 4], [5, 6], [7, 8]], np.uint32), np.full((3, 2), 0.5, np.float32))
-        law = SamplingParams(rule=rule, seed=5)
+        params = SamplingParams(rule=rule, seed=5)
         logits = torch.zeros(4, VOCAB)
-        cases = [PackedCase(Cursor(1, 1, 1, 9), law, 0, (3, 9, 7), q)]
+        cases = [PackedCase(Cursor(1, 1, 1, 9), params, 0, (3, 9, 7), q)]
         assert judge_at_once.judge_at_once(logits, cases) == judge(logits, cases)
 
 
@@ -118,12 +123,12 @@ def test_a_pass_of_many_rows_is_weighed_in_pieces(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(judge_at_once, "ROWS", 12)
     sizes = []
 
-    def counted(logits: torch.Tensor, at: Given, laws: LawColumns) -> Decision:
+    def counted(logits: torch.Tensor, at: Given, all_params: SamplingColumns) -> Decision:
         sizes.append(at.rows.numel())
-        return at_once.ratio(logits, at, laws)
+        return at_once.ratio(logits, at, all_params)
 
     for seed in range(20):
-        logits, cases = pass_of(seed, LAWS * 5)
+        logits, cases = pass_of(seed, ALL_PARAMS * 5)
         watches = [DrawsWatch(7), DrawsWatch(7)]
         found = judge_at_once.judge_at_once(logits, cases, watch=watches[0], ratio=counted)
         assert found == judge(logits, cases, watch=watches[1])
@@ -137,11 +142,11 @@ def test_a_pass_of_many_rows_is_weighed_in_pieces(monkeypatch: pytest.MonkeyPatc
 def test_near_ties_of_coupled_sequences_are_counted() -> None:
     counts: list[Counter[int]] = [Counter(), Counter()]
     for seed in range(10):
-        logits, cases = pass_of(seed, [LAWS[-1]] * 4)
+        logits, cases = pass_of(seed, [ALL_PARAMS[-1]] * 4)
         pace = (
             torch.log_softmax(logits.double(), dim=-1)
             - times(
-                [case.law for case in cases for _ in range(len(case.draft_ids) + 1)],
+                [case.params for case in cases for _ in range(len(case.draft_ids) + 1)],
                 [case.cursor.anchor_position + 1 + slot for case in cases for slot in range(len(case.draft_ids) + 1)],
                 VOCAB,
             ).log()
@@ -156,9 +161,9 @@ def test_near_ties_of_coupled_sequences_are_counted() -> None:
     assert counts[0].total() > 10
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_logits_that_are_not_numbers_are_an_error(law: SamplingParams) -> None:
-    logits, cases = pass_of(1, [law] * 3)
+@pytest.mark.parametrize("params", ALL_PARAMS)
+def test_logits_that_are_not_numbers_are_an_error(params: SamplingParams) -> None:
+    logits, cases = pass_of(1, [params] * 3)
     logits[cases[1].first_row] = torch.nan
     with pytest.raises(FloatingPointError):
         judge_at_once.judge_at_once(logits, cases)
@@ -176,16 +181,18 @@ class _Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("laws", "most"), [(LAWS[:1] * 8, 45), (LAWS[1:6] * 4, 250), (LAWS * 4, 360)])
+@pytest.mark.parametrize(
+    ("all_params", "most"), [(ALL_PARAMS[:1] * 8, 45), (ALL_PARAMS[1:6] * 4, 250), (ALL_PARAMS * 4, 360)]
+)
 @pytest.mark.parametrize("watched", [False, True])
 def test_a_pass_is_waited_for_once(
-    laws: list[SamplingParams], most: int, watched: bool, monkeypatch: pytest.MonkeyPatch
+    all_params: list[SamplingParams], most: int, watched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched = []
     monkeypatch.setattr(judge_at_once, "fetched", lambda tensor: fetched.append(1) or tensor.numpy())
     counts = []
     for count in (1, 4):
-        logits, cases = pass_of(5, laws * count)
+        logits, cases = pass_of(5, all_params * count)
         judge_at_once.judge_at_once(logits, cases)  # columns of laws are kept from here on
         fetched.clear()
         with _Counting() as counting:
@@ -198,22 +205,28 @@ def test_a_pass_is_waited_for_once(
 
 def test_nothing_looks_at_a_number() -> None:
     """Of tensors that have none: whoever looked would fail."""
-    logits, cases = pass_of(2, LAWS[1:6])
+    logits, cases = pass_of(2, ALL_PARAMS[1:6])
     made = judge_at_once.given(cases, torch.device("cpu"), draws=True)
     bare = Given(*(each.to("meta") for each in made))
-    laws = LawColumns.of([case.law for case in cases for _ in range(made.rows.shape[1])], torch.device("meta"))
+    all_params = SamplingColumns.of(
+        [case.params for case in cases for _ in range(made.rows.shape[1])], torch.device("meta")
+    )
     count = made.rows.numel()
-    noise = times([case.law for case in cases] * (count // len(cases)), range(count), VOCAB, "meta")
+    noise = times([case.params for case in cases] * (count // len(cases)), range(count), VOCAB, "meta")
     told = logits.to("meta")
-    decisions = [at_once.greedy(told, bare), at_once.ratio(told, bare, laws), at_once.coupled(told, bare, laws, noise)]
+    decisions = [
+        at_once.greedy(told, bare),
+        at_once.ratio(told, bare, all_params),
+        at_once.coupled(told, bare, all_params, noise),
+    ]
     assert [each.token.shape for each in decisions] == [(len(cases),)] * 3
 
 
 def test_the_rules_are_one_graph() -> None:
     """As `torch.compile` needs it to be."""
-    logits, cases = pass_of(4, LAWS[1:6])
+    logits, cases = pass_of(4, ALL_PARAMS[1:6])
     made = judge_at_once.given(cases, torch.device("cpu"), draws=True)
-    laws = LawColumns.of([case.law for case in cases for _ in range(made.rows.shape[1])])
+    all_params = SamplingColumns.of([case.params for case in cases for _ in range(made.rows.shape[1])])
     whole = torch.compile(at_once.ratio, backend="eager", fullgraph=True)
-    for mine, other in zip(whole(logits, made, laws), at_once.ratio(logits, made, laws), strict=True):
+    for mine, other in zip(whole(logits, made, all_params), at_once.ratio(logits, made, all_params), strict=True):
         torch.testing.assert_close(mine, other)

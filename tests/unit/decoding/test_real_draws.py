@@ -36,9 +36,9 @@ def _runs(rule: Rule, p: dict[Tokens, np.ndarray], q: dict[Tokens, np.ndarray]) 
         running = [run for run in range(RUNS) if len(committed[run]) < HORIZON]
         if not running:
             break
-        laws = [SamplingParams(seed=run, rule=rule) for run in running]
+        all_params = [SamplingParams(seed=run, rule=rule) for run in running]
         cursors = [Cursor(run, 1, round_, 1 + len(committed[run])) for run in running]
-        noise = DraftNoise(laws, cursors, BLOCK, VOCAB)
+        noise = DraftNoise(all_params, cursors, BLOCK, VOCAB)
         drafted: list[Tokens] = [()] * len(running)
         sent = np.zeros((len(running), BLOCK, VOCAB), np.float32)
         for slot in range(BLOCK):
@@ -50,7 +50,7 @@ def _runs(rule: Rule, p: dict[Tokens, np.ndarray], q: dict[Tokens, np.ndarray]) 
             draft = drafted[row][: budget[run]]
             numbers = np.tile(np.arange(VOCAB, dtype=np.uint32), (len(draft), 1))
             own = NO_Q if rule is Rule.COUPLED or not draft else SparseQ.of(numbers, sent[row, : len(draft)])
-            cases.append(PackedCase(cursors[row], laws[row], len(rows), draft, own))
+            cases.append(PackedCase(cursors[row], all_params[row], len(rows), draft, own))
             rows += [p[committed[run] + draft[:k]] for k in range(len(draft) + 1)]
             budget[run] = (0, 1, BLOCK)[drafted[row][1]]  # what was drafted past this round's anchor decides the next
         verdicts = judge(torch.from_numpy(np.log(rows)), cases)

@@ -15,16 +15,16 @@ from dspark.decoding.acceptance import PackedCase, first_token, judge
 from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.philox import Purpose, Words, record
 from dspark.decoding.reference import Pick, RecordedRound, generate, replay
-from dspark.decoding.sampling import LawColumns, draft_distribution
+from dspark.decoding.sampling import SamplingColumns, draft_distribution
 from dspark.rounds.plan import PlanKind, Terms, prefixes
 from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
 
 VOCAB, BLOCK, ENTRIES = 40, 5, 16
 PROMPT = (3, 1, 4, 1, 5)
-LAWS = [
-    replace(law, rule=rule)
+ALL_PARAMS = [
+    replace(params, rule=rule)
     for rule in Rule
-    for law in (
+    for params in (
         SamplingParams(1.0, seed=1),
         SamplingParams(0.0, seed=2),
         SamplingParams(0.8, 0.9, 12, seed=3),
@@ -71,28 +71,28 @@ def full_block(_: int, confidence: Sequence[float]) -> int:
     return len(confidence)
 
 
-@pytest.mark.parametrize("law", LAWS, ids=str)
-def test_a_run_is_reproduced_from_its_recorded_choices(law: SamplingParams) -> None:
-    run = generate(PROMPT, target, drafter, lengths_by(PRICE), law, max_tokens=60, entries=ENTRIES)
+@pytest.mark.parametrize("params", ALL_PARAMS, ids=str)
+def test_a_run_is_reproduced_from_its_recorded_choices(params: SamplingParams) -> None:
+    run = generate(PROMPT, target, drafter, lengths_by(PRICE), params, max_tokens=60, entries=ENTRIES)
     assert len(run.token_ids) == 60
     assert len({made.prefix for made in run.rounds}) > 1
     assert sum(made.accepted for made in run.rounds) > 10
     blank = [replace(made, accepted=-1, next_token=-1) for made in run.rounds]
-    assert replay(PROMPT, target, blank, law, max_tokens=60) == run.token_ids
+    assert replay(PROMPT, target, blank, params, max_tokens=60) == run.token_ids
 
 
-@pytest.mark.parametrize("law", LAWS, ids=str)
-def test_the_prefix_alone_reproduces_a_round(law: SamplingParams) -> None:
+@pytest.mark.parametrize("params", ALL_PARAMS, ids=str)
+def test_the_prefix_alone_reproduces_a_round(params: SamplingParams) -> None:
     # A system records what it sent for verification, not what it cut off.
-    run = generate(PROMPT, target, drafter, lengths_by(THRESHOLD), law, max_tokens=40, entries=ENTRIES)
+    run = generate(PROMPT, target, drafter, lengths_by(THRESHOLD), params, max_tokens=40, entries=ENTRIES)
     cut = [replace(made, draft_ids=made.draft_ids[: made.prefix], q=made.q.prefix(made.prefix)) for made in run.rounds]
-    assert replay(PROMPT, target, cut, law, max_tokens=40) == run.token_ids
+    assert replay(PROMPT, target, cut, params, max_tokens=40) == run.token_ids
 
 
 def test_a_record_of_another_run_is_refused() -> None:
-    run = generate(PROMPT, target, drafter, full_block, LAWS[0], max_tokens=20, entries=ENTRIES)
+    run = generate(PROMPT, target, drafter, full_block, ALL_PARAMS[0], max_tokens=20, entries=ENTRIES)
     with pytest.raises(ValueError, match="the replay stands at"):
-        replay(PROMPT, target, run.rounds[1:], LAWS[0], max_tokens=20)
+        replay(PROMPT, target, run.rounds[1:], ALL_PARAMS[0], max_tokens=20)
 
 
 def test_greedy_decoding_is_plain_decoding_whatever_is_drafted_or_verified() -> None:
@@ -105,14 +105,14 @@ def test_greedy_decoding_is_plain_decoding_whatever_is_drafted_or_verified() -> 
 
 
 def test_a_run_ends_at_a_stop_token_or_at_its_limit() -> None:
-    whole = generate(PROMPT, target, drafter, full_block, LAWS[0], max_tokens=30, entries=ENTRIES)
+    whole = generate(PROMPT, target, drafter, full_block, ALL_PARAMS[0], max_tokens=30, entries=ENTRIES)
     stop = whole.token_ids[9]
-    run = generate(PROMPT, target, drafter, full_block, LAWS[0], max_tokens=30, stop_ids={stop}, entries=ENTRIES)
+    run = generate(PROMPT, target, drafter, full_block, ALL_PARAMS[0], max_tokens=30, stop_ids={stop}, entries=ENTRIES)
     assert run.token_ids == whole.token_ids[: whole.token_ids.index(stop) + 1]
-    assert replay(PROMPT, target, run.rounds, LAWS[0], max_tokens=30, stop_ids={stop}) == run.token_ids
-    short = generate(PROMPT, target, drafter, full_block, LAWS[0], max_tokens=7, entries=ENTRIES)
+    assert replay(PROMPT, target, run.rounds, ALL_PARAMS[0], max_tokens=30, stop_ids={stop}) == run.token_ids
+    short = generate(PROMPT, target, drafter, full_block, ALL_PARAMS[0], max_tokens=7, entries=ENTRIES)
     assert short.token_ids == whole.token_ids[:7]
-    assert generate(PROMPT, target, drafter, full_block, LAWS[0], max_tokens=1).rounds == ()
+    assert generate(PROMPT, target, drafter, full_block, ALL_PARAMS[0], max_tokens=1).rounds == ()
 
 
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
@@ -120,12 +120,12 @@ def test_no_draw_of_a_ratio_rule_is_ever_used_twice(rule: Rule) -> None:
     drawn: list[tuple[int, Words]] = []
     with record(drawn):
         for choice in range(2):
-            law = SamplingParams(1.0, seed=5, choice=choice, rule=rule)
-            run = generate(PROMPT, target, drafter, lengths_by(PRICE), law, max_tokens=40, entries=ENTRIES)
+            params = SamplingParams(1.0, seed=5, choice=choice, rule=rule)
+            run = generate(PROMPT, target, drafter, lengths_by(PRICE), params, max_tokens=40, entries=ENTRIES)
             assert len(run.rounds) > 8
             # The sequence is handed over half-way and goes on from there in its next epoch.
             half = (*PROMPT, *run.token_ids[:20])
-            generate(half, target, drafter, full_block, law, max_tokens=20, entries=ENTRIES, epoch=2)
+            generate(half, target, drafter, full_block, params, max_tokens=20, entries=ENTRIES, epoch=2)
     slots = len({name for name in drawn if name[1][2] >> 16 & 0xFF == 1})
     assert slots > 2 * BLOCK * 8, "slots drafted again in a later round must count as new draws"
     assert len(set(drawn)) == len(drawn)
@@ -135,10 +135,10 @@ def test_coupled_noise_is_named_by_seed_choice_and_position_alone() -> None:
     def names(prefix, epoch: int = 1) -> set[tuple[int, Words]]:  # type: ignore[no-untyped-def]
         drawn: list[tuple[int, Words]] = []
         with record(drawn):
-            generate(PROMPT, target, drafter, prefix, law, max_tokens=40, entries=ENTRIES, epoch=epoch)
+            generate(PROMPT, target, drafter, prefix, params, max_tokens=40, entries=ENTRIES, epoch=epoch)
         return set(drawn)
 
-    law = SamplingParams(1.0, seed=5, choice=3, rule=Rule.COUPLED)
+    params = SamplingParams(1.0, seed=5, choice=3, rule=Rule.COUPLED)
     plain = names(lambda *_: 0)
     positions = {counter[0] for _, counter in plain}
     assert set(range(len(PROMPT), len(PROMPT) + 40)) <= positions
@@ -156,47 +156,47 @@ def test_a_coupled_answer_is_plain_decoding_under_the_same_noise_whatever_is_dra
     def stranger(tokens: Sequence[int], pick: Pick) -> list[float]:
         return [confidence_after(tokens) for _ in range(BLOCK) if pick(logits_after(tokens, salt=9)) >= 0]
 
-    for law in (
+    for params in (
         SamplingParams(1.0, seed=8, rule=Rule.COUPLED),
         SamplingParams(0.7, 0.9, 9, seed=2**64 - 1, rule=Rule.COUPLED),
     ):
-        plain = generate(PROMPT, target, drafter, lambda *_: 0, law, max_tokens=60)
+        plain = generate(PROMPT, target, drafter, lambda *_: 0, params, max_tokens=60)
         for source, entries in ((drafter, ENTRIES), (drafter, 2), (stranger, VOCAB)):
             for prefix in (full_block, lengths_by(PRICE), lambda anchor, _: anchor % 4):
-                run = generate(PROMPT, target, source, prefix, law, max_tokens=60, entries=entries)
+                run = generate(PROMPT, target, source, prefix, params, max_tokens=60, entries=entries)
                 assert run.token_ids == plain.token_ids
                 if source is drafter:
                     assert sum(made.accepted for made in run.rounds) > 10
 
 
 def test_a_hand_over_is_replayed_in_its_own_epoch() -> None:
-    law = LAWS[0]
-    first = generate(PROMPT, target, drafter, full_block, law, max_tokens=40, entries=ENTRIES).rounds[:4]
+    params = ALL_PARAMS[0]
+    first = generate(PROMPT, target, drafter, full_block, params, max_tokens=40, entries=ENTRIES).rounds[:4]
     last = first[-1]
     last_draft = last.draft_ids[: last.accepted]
-    shown = replay(PROMPT, target, first, law, max_tokens=100)
+    shown = replay(PROMPT, target, first, params, max_tokens=100)
     assert shown[-last.accepted - 1 :] == (*last_draft, last.next_token)
     committed = (*PROMPT, *shown)  # where another worker takes over: it prefills these and draws the next token
-    then = generate(committed, target, drafter, full_block, law, max_tokens=20, entries=ENTRIES, epoch=2)
+    then = generate(committed, target, drafter, full_block, params, max_tokens=20, entries=ENTRIES, epoch=2)
     handed = RecordedRound(len(committed) - 1, (), NO_Q, 0, 0, then.token_ids[0], epoch=2, prefilled=True)
     rounds = [*first, handed, *then.rounds]
-    assert replay(PROMPT, target, rounds, law, max_tokens=len(shown) + 20) == shown + then.token_ids
+    assert replay(PROMPT, target, rounds, params, max_tokens=len(shown) + 20) == shown + then.token_ids
 
 
 @pytest.mark.parametrize("terms", [PRICE, THRESHOLD], ids=["price", "threshold"])
 def test_a_batched_system_shows_the_tokens_of_the_reference(terms: Terms) -> None:
     # Drafting, cutting and judging go in cohorts here; the oracle takes one sequence at a time.
-    laws = [*LAWS, SamplingParams(1.2, 0.7, 0, seed=9), SamplingParams(0.0, seed=4)]
-    prompts = [PROMPT[: 2 + row % 4] for row in range(len(laws))]
+    all_params = [*ALL_PARAMS, SamplingParams(1.2, 0.7, 0, seed=9), SamplingParams(0.0, seed=4)]
+    prompts = [PROMPT[: 2 + row % 4] for row in range(len(all_params))]
     sequences = [list(prompt) for prompt in prompts]
-    made: list[list[RecordedRound]] = [[] for _ in laws]
-    for row, law in enumerate(laws):
-        sequences[row].append(first_token(target(sequences[row], 1)[0], law, Cursor(row, 1, 0, len(sequences[row]))))
+    made: list[list[RecordedRound]] = [[] for _ in all_params]
+    for row, params in enumerate(all_params):
+        sequences[row].append(first_token(target(sequences[row], 1)[0], params, Cursor(row, 1, 0, len(sequences[row]))))
     for _ in range(12):
         cursors = [Cursor(row, 1, 1, len(tokens)) for row, tokens in enumerate(sequences)]
-        noise, columns = DraftNoise(laws, cursors, BLOCK, VOCAB), LawColumns.of(laws)
+        noise, columns = DraftNoise(all_params, cursors, BLOCK, VOCAB), SamplingColumns.of(all_params)
         seen = [list(tokens) for tokens in sequences]
-        confidence = np.zeros((len(laws), BLOCK))
+        confidence = np.zeros((len(all_params), BLOCK))
         sent = []
         for slot in range(BLOCK):
             confidence[:, slot] = [confidence_after(tokens) for tokens in seen]
@@ -204,30 +204,30 @@ def test_a_batched_system_shows_the_tokens_of_the_reference(terms: Terms) -> Non
             for tokens, token in zip(seen, noise.pick(slot, ids, probs).tolist(), strict=True):
                 tokens.append(token)
             sent.append((ids.numpy(), probs.numpy()))
-        chosen = prefixes(confidence.tolist(), [terms] * len(laws))
+        chosen = prefixes(confidence.tolist(), [terms] * len(all_params))
         cases, rows, at = [], [], 0
-        for row, (law, prefix) in enumerate(zip(laws, chosen, strict=True)):
-            kept = 1 if law.greedy else ENTRIES  # a greedy sequence sends its first entry alone
+        for row, (params, prefix) in enumerate(zip(all_params, chosen, strict=True)):
+            kept = 1 if params.greedy else ENTRIES  # a greedy sequence sends its first entry alone
             ids, probs = (np.stack([slot[part][row, :kept] for slot in sent]) for part in range(2))
             draft = seen[row][len(sequences[row]) :][:prefix]
-            q = NO_Q if law.rule is Rule.COUPLED else SparseQ.of(ids, probs).prefix(prefix)
-            cases.append(PackedCase(cursors[row], law, at, draft, q))
+            q = NO_Q if params.rule is Rule.COUPLED else SparseQ.of(ids, probs).prefix(prefix)
+            cases.append(PackedCase(cursors[row], params, at, draft, q))
             rows.append(target([*sequences[row], *draft], prefix + 1))
             at += prefix + 1
         for row, (case, (accepted, token)) in enumerate(zip(cases, judge(torch.cat(rows), cases), strict=True)):
             anchor = len(sequences[row]) - 1
             made[row].append(RecordedRound(anchor, tuple(case.draft_ids), case.q, len(case.draft_ids), accepted, token))
             sequences[row] += [*case.draft_ids[:accepted], token]
-    for row, law in enumerate(laws):
+    for row, params in enumerate(all_params):
         answer = tuple(sequences[row][len(prompts[row]) :])
-        assert replay(prompts[row], target, made[row], law, max_tokens=len(answer)) == answer
+        assert replay(prompts[row], target, made[row], params, max_tokens=len(answer)) == answer
         choices = {round_.anchor_position: round_.prefix for round_ in made[row]}
         run = generate(
             prompts[row],
             target,
             drafter,
             lambda anchor, _, choices=choices: choices[anchor],
-            law,
+            params,
             max_tokens=len(answer),
             entries=ENTRIES,
         )

@@ -13,7 +13,7 @@ import torch
 from dspark.decoding import sampling
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.sampling import (
-    LawColumns,
+    SamplingColumns,
     best,
     distribution,
     draft_distribution,
@@ -24,7 +24,7 @@ from dspark.decoding.sampling import (
 from dspark.types import Cursor, SamplingParams
 
 LAST = 1.0 - 2.0**-53  # the largest draw there is
-LAWS = [
+ALL_PARAMS = [
     SamplingParams(1.0),
     SamplingParams(0.0),
     SamplingParams(0.7, top_p=0.8, top_k=20),
@@ -42,22 +42,22 @@ LAWS = [
 ]
 
 
-def plain_law(logits: list[float], law: SamplingParams) -> list[float]:
+def plain_law(logits: list[float], params: SamplingParams) -> list[float]:
     """The definition, token by token: sort by probability then id, keep, renormalise."""
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
-    if law.greedy:
+    if params.greedy:
         return [float(token == order[0]) for token in range(len(logits))]
     top = logits[order[0]]
-    weight = [math.exp((value - top) / law.temperature) for value in logits]
-    order = [token for token in order if weight[token] >= law.min_p]
-    if 0 < law.top_k < len(logits):
-        order = order[: law.top_k]
-    if law.top_p < 1.0:
+    weight = [math.exp((value - top) / params.temperature) for value in logits]
+    order = [token for token in order if weight[token] >= params.min_p]
+    if 0 < params.top_k < len(logits):
+        order = order[: params.top_k]
+    if params.top_p < 1.0:
         whole, reached, nucleus = math.fsum(weight[token] for token in order), 0.0, []
         for token in order:
             nucleus.append(token)
             reached += weight[token] / whole
-            if reached >= law.top_p:
+            if reached >= params.top_p:
                 break
         order = nucleus
     kept = math.fsum(weight[token] for token in order)
@@ -68,31 +68,31 @@ def rows(count: int, vocab: int, seed: int) -> torch.Tensor:
     return torch.randn(count, vocab, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-@pytest.mark.parametrize("law", LAWS, ids=str)
-def test_a_row_follows_the_definition_of_its_law(law: SamplingParams) -> None:
+@pytest.mark.parametrize("params", ALL_PARAMS, ids=str)
+def test_a_row_follows_the_definition_of_its_law(params: SamplingParams) -> None:
     logits = rows(6, 41, 1)
-    got = distribution(logits, LawColumns.of([law] * 6))
+    got = distribution(logits, SamplingColumns.of([params] * 6))
     assert got.dtype == torch.float64
-    want = torch.tensor([plain_law(row, law) for row in logits.tolist()], dtype=torch.float64)
+    want = torch.tensor([plain_law(row, params) for row in logits.tolist()], dtype=torch.float64)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-15)
     assert ((got > 0) == (want > 0)).all()
 
 
 def test_rows_of_a_batch_do_not_touch_each_other() -> None:
-    logits = rows(len(LAWS), 300, 2)
-    together = distribution(logits, LawColumns.of(LAWS))
-    for row, law in enumerate(LAWS):
-        alone = distribution(logits[row : row + 1], LawColumns.of([law]))
+    logits = rows(len(ALL_PARAMS), 300, 2)
+    together = distribution(logits, SamplingColumns.of(ALL_PARAMS))
+    for row, params in enumerate(ALL_PARAMS):
+        alone = distribution(logits[row : row + 1], SamplingColumns.of([params]))
         torch.testing.assert_close(together[row], alone[0], rtol=1e-12, atol=0.0)
 
 
-@pytest.mark.parametrize("law", LAWS, ids=str)
-def test_ties_go_to_the_lowest_id(law: SamplingParams) -> None:
+@pytest.mark.parametrize("params", ALL_PARAMS, ids=str)
+def test_ties_go_to_the_lowest_id(params: SamplingParams) -> None:
     rng = random.Random(3)
     logits = torch.tensor([[float(rng.randrange(3)) for _ in range(24)] for _ in range(8)])
-    got = distribution(logits, LawColumns.of([law]))
-    want = torch.tensor([plain_law(row, law) for row in logits.tolist()], dtype=torch.float64)
-    if law.top_p == 1.0:  # at a nucleus bound that ties exactly, the last bit of a sum may decide
+    got = distribution(logits, SamplingColumns.of([params]))
+    want = torch.tensor([plain_law(row, params) for row in logits.tolist()], dtype=torch.float64)
+    if params.top_p == 1.0:  # at a nucleus bound that ties exactly, the last bit of a sum may decide
         assert ((got > 0) == (want > 0)).all()
     for row, probs in zip(logits.tolist(), got.tolist(), strict=True):
         for level in set(row):
@@ -111,29 +111,29 @@ def test_greedy_takes_the_first_of_equal_maxima_wherever_it_stands() -> None:
 def test_top_k_beyond_the_vocabulary_and_top_p_of_one_keep_everything() -> None:
     logits = rows(4, 50, 4)
     logits[:, 0] = -60.0  # so unlikely that a running sum reaches 1 before it
-    plain = distribution(logits, LawColumns.of([SamplingParams(1.0)]))
-    for law in (
+    plain = distribution(logits, SamplingColumns.of([SamplingParams(1.0)]))
+    for params in (
         SamplingParams(1.0, top_k=50),
         SamplingParams(1.0, top_k=51),
         SamplingParams(1.0, top_k=2**31),
         SamplingParams(1.0, top_p=1.0, top_k=60),
     ):
-        got = distribution(logits, LawColumns.of([law]))
+        got = distribution(logits, SamplingColumns.of([params]))
         torch.testing.assert_close(got, plain, rtol=1e-14, atol=0.0)
         assert (got > 0).all()
 
 
 def test_tiny_temperatures_stay_finite() -> None:
     logits = torch.tensor([[3.0e4, 2.9e4, -1e4], [5.0, 5.0, 4.0]])
-    got = distribution(logits, LawColumns.of([SamplingParams(1.1e-5)]))
+    got = distribution(logits, SamplingColumns.of([SamplingParams(1.1e-5)]))
     assert got.tolist() == [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
 
 
 def test_the_input_is_left_alone() -> None:
     logits = rows(2, 9, 5).double()
     before = logits.clone()
-    distribution(logits, LawColumns.of([SamplingParams(0.5, top_k=3)]))
-    draft_distribution(logits, LawColumns.of([SamplingParams(0.5, top_p=0.5)]), 4)
+    distribution(logits, SamplingColumns.of([SamplingParams(0.5, top_k=3)]))
+    draft_distribution(logits, SamplingColumns.of([SamplingParams(0.5, top_p=0.5)]), 4)
     assert torch.equal(logits, before)
 
 
@@ -144,19 +144,19 @@ def test_logits_that_are_not_numbers_are_an_error(bad: float, temperature: float
     logits[1, 4] = bad
     with pytest.raises(FloatingPointError):
         draw(
-            distribution(logits, LawColumns.of([SamplingParams(temperature)])),
+            distribution(logits, SamplingColumns.of([SamplingParams(temperature)])),
             torch.tensor([0.5, 0.5], dtype=torch.float64),
         )
 
 
-@pytest.mark.parametrize("law", [SamplingParams(min_p=0.1), SamplingParams(top_k=3, top_p=0.9, min_p=0.1)])
+@pytest.mark.parametrize("params", [SamplingParams(min_p=0.1), SamplingParams(top_k=3, top_p=0.9, min_p=0.1)])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_cut_row_that_is_not_numbers_looks_nowhere_outside_itself(bad: float, law: SamplingParams) -> None:
+def test_a_cut_row_that_is_not_numbers_looks_nowhere_outside_itself(bad: float, params: SamplingParams) -> None:
     """A card whose index is out of bounds serves nobody again."""
     logits = rows(2, 9, 6)
     logits[1, 4] = bad
     for waits in (True, False):
-        probs = distribution(logits, LawColumns.of([law]), waits=waits)
+        probs = distribution(logits, SamplingColumns.of([params]), waits=waits)
         assert torch.isfinite(probs[0]).all()
         assert torch.isnan(probs[1]).all()
 
@@ -194,7 +194,7 @@ def test_a_distribution_without_mass_is_an_error() -> None:
 
 def test_a_draft_is_cut_to_its_most_likely_entries_and_renormalised() -> None:
     logits = rows(3, 200, 8)
-    ids, probs = draft_distribution(logits, LawColumns.of([SamplingParams(0.8)]), 16)
+    ids, probs = draft_distribution(logits, SamplingColumns.of([SamplingParams(0.8)]), 16)
     assert ids.shape == probs.shape == (3, 16)
     assert probs.dtype == torch.float32
     full = torch.softmax(logits.double() / 0.8, -1)
@@ -206,73 +206,73 @@ def test_a_draft_is_cut_to_its_most_likely_entries_and_renormalised() -> None:
 
 def test_a_draft_imitates_the_truncation_of_the_law() -> None:
     logits = rows(5, 60, 9)
-    for law in (
+    for params in (
         SamplingParams(1.0, top_k=4),
         SamplingParams(0.7, top_p=0.5),
         SamplingParams(0.9, top_p=0.6, top_k=7),
         SamplingParams(1.0, top_p=0.9, top_k=40),
     ):
-        target = distribution(logits, LawColumns.of([law]))
-        ids, probs = draft_distribution(logits, LawColumns.of([law]), 60)
+        target = distribution(logits, SamplingColumns.of([params]))
+        ids, probs = draft_distribution(logits, SamplingColumns.of([params]), 60)
         draft = torch.zeros_like(target).scatter_(-1, ids, probs.double())
         torch.testing.assert_close(draft, target, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
-    "law",
+    "params",
     [
         SamplingParams(1.0, min_p=0.1),
         SamplingParams(1.4, min_p=0.02, top_p=0.7),
         SamplingParams(1.0, min_p=0.3, top_p=0.9, top_k=4),
     ],
 )
-def test_a_draft_imitates_min_p_as_far_as_its_entries_reach(law: SamplingParams) -> None:
+def test_a_draft_imitates_min_p_as_far_as_its_entries_reach(params: SamplingParams) -> None:
     logits = rows(30, 40, 21)
-    whole = distribution(logits, LawColumns.of([law]))
-    ids, probs = draft_distribution(logits, LawColumns.of([law]), 40)
+    whole = distribution(logits, SamplingColumns.of([params]))
+    ids, probs = draft_distribution(logits, SamplingColumns.of([params]), 40)
     np.testing.assert_allclose(torch.zeros(30, 40).scatter_(-1, ids, probs).numpy(), whole.numpy(), atol=1e-6)
-    ids, probs = draft_distribution(logits, LawColumns.of([law]), 3)  # cut short: the same tokens, renormalised
+    ids, probs = draft_distribution(logits, SamplingColumns.of([params]), 3)  # cut short: the same tokens, renormalised
     part = whole.gather(-1, ids)
     np.testing.assert_allclose(probs.numpy(), (part / part.sum(-1, keepdim=True)).numpy(), atol=1e-6)
 
 
 def test_rows_of_a_mixed_cohort_keep_their_own_min_p() -> None:
-    laws = [
+    all_params = [
         SamplingParams(1.0, min_p=0.2),
         SamplingParams(0.0, min_p=0.9),
         SamplingParams(0.7),
         SamplingParams(1.0, min_p=0.5, top_p=0.9),
     ]
     logits = rows(4, 30, 22)
-    together = distribution(logits, LawColumns.of(laws))
-    for row, law in enumerate(laws):
-        alone = distribution(logits[row : row + 1], LawColumns.of([law]))[0]
+    together = distribution(logits, SamplingColumns.of(all_params))
+    for row, params in enumerate(all_params):
+        alone = distribution(logits[row : row + 1], SamplingColumns.of([params]))[0]
         np.testing.assert_allclose(together[row].numpy(), alone.numpy(), rtol=1e-12)
         assert torch.equal(together[row] > 0, alone > 0)
 
 
 @pytest.mark.parametrize("differs", [{"temperature": 0.4}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}], ids=str)
 def test_laws_that_differ_in_one_setting_are_told_apart(differs: dict[str, float]) -> None:
-    laws = [SamplingParams(0.7), SamplingParams(**{"temperature": 0.7} | differs)]  # type: ignore[arg-type]
+    all_params = [SamplingParams(0.7), SamplingParams(**{"temperature": 0.7} | differs)]  # type: ignore[arg-type]
     logits = rows(1, 30, 22).expand(2, -1)
-    together = distribution(logits, LawColumns.of(laws))
-    for row, law in enumerate(laws):
-        alone = distribution(logits[row : row + 1], LawColumns.of([law]))[0]
+    together = distribution(logits, SamplingColumns.of(all_params))
+    for row, params in enumerate(all_params):
+        alone = distribution(logits[row : row + 1], SamplingColumns.of([params]))[0]
         np.testing.assert_allclose(together[row].numpy(), alone.numpy(), rtol=1e-12)
     assert not torch.equal(together[0], together[1])
 
 
 def test_a_nucleus_ends_with_the_token_that_reaches_its_bound() -> None:
     """Four equal tokens have exactly a quarter each, so half of the mass is two of them."""
-    probs = distribution(torch.zeros(1, 4), LawColumns.of([SamplingParams(1.0, top_p=0.5)]))
+    probs = distribution(torch.zeros(1, 4), SamplingColumns.of([SamplingParams(1.0, top_p=0.5)]))
     assert probs.tolist() == [[0.5, 0.5, 0.0, 0.0]]
 
 
 def test_a_nucleus_is_measured_on_the_whole_row_not_on_the_entries_kept() -> None:
     logits = torch.zeros(1, 100)  # 10 entries hold a tenth of the mass, far from the nucleus' bound
-    _, probs = draft_distribution(logits, LawColumns.of([SamplingParams(1.0, top_p=0.5)]), 10)
+    _, probs = draft_distribution(logits, SamplingColumns.of([SamplingParams(1.0, top_p=0.5)]), 10)
     assert (probs > 0).all()
-    _, probs = draft_distribution(logits, LawColumns.of([SamplingParams(1.0, top_p=0.045)]), 10)
+    _, probs = draft_distribution(logits, SamplingColumns.of([SamplingParams(1.0, top_p=0.045)]), 10)
     assert (probs > 0).sum() == 5
 
 
@@ -280,8 +280,10 @@ def test_entries_of_a_draft_are_distinct_also_in_mixed_cohorts_with_ties() -> No
     logits = torch.zeros(4, 30)
     logits[1, 10:] = 1.0
     logits[2, 29] = 2.0
-    laws = LawColumns.of([SamplingParams(0.0), SamplingParams(0.0), SamplingParams(0.0), SamplingParams(1.0)])
-    ids, probs = draft_distribution(logits, laws, 5)
+    all_params = SamplingColumns.of(
+        [SamplingParams(0.0), SamplingParams(0.0), SamplingParams(0.0), SamplingParams(1.0)]
+    )
+    ids, probs = draft_distribution(logits, all_params, 5)
     assert ids[:3, 0].tolist() == [0, 10, 29]
     assert probs[:3].tolist() == [[1.0, 0.0, 0.0, 0.0, 0.0]] * 3
     assert all(len(set(row)) == 5 for row in ids.tolist())
@@ -289,10 +291,10 @@ def test_entries_of_a_draft_are_distinct_also_in_mixed_cohorts_with_ties() -> No
 
 def test_greedy_drafts_have_one_entry_and_entries_never_exceed_the_vocabulary() -> None:
     logits = rows(3, 8, 10)
-    ids, probs = draft_distribution(logits, LawColumns.of([SamplingParams(0.0)]), 64)
+    ids, probs = draft_distribution(logits, SamplingColumns.of([SamplingParams(0.0)]), 64)
     assert ids[:, 0].tolist() == best(logits).tolist()
     assert probs.tolist() == [[1.0]] * 3
-    assert draft_distribution(logits, LawColumns.of([SamplingParams(1.0)]), 64)[0].shape == (3, 8)
+    assert draft_distribution(logits, SamplingColumns.of([SamplingParams(1.0)]), 64)[0].shape == (3, 8)
 
 
 def test_a_draft_is_drawn_from_the_very_numbers_that_are_sent() -> None:
@@ -308,10 +310,12 @@ def test_a_draft_is_drawn_from_the_very_numbers_that_are_sent() -> None:
 
 
 def test_draft_draws_of_a_cohort_are_those_of_each_sequence() -> None:
-    laws = [SamplingParams(1.0, seed=5), SamplingParams(0.5, seed=2**64 - 1, choice=3)]
+    all_params = [SamplingParams(1.0, seed=5), SamplingParams(0.5, seed=2**64 - 1, choice=3)]
     cursors = [Cursor(1, 1, 4, 90), Cursor(2, 7, 0, 12)]
-    together = draft_uniforms(laws, cursors, 7)
-    for row, (law, cursor) in enumerate(zip(laws, cursors, strict=True)):
+    together = draft_uniforms(all_params, cursors, 7)
+    for row, (params, cursor) in enumerate(zip(all_params, cursors, strict=True)):
         position = cursor.committed_len - 1
-        alone = uniforms(law.seed, law.choice, law.rule, Purpose.DRAFT, cursor.epoch, position, np.arange(1, 8))
+        alone = uniforms(
+            params.seed, params.choice, params.rule, Purpose.DRAFT, cursor.epoch, position, np.arange(1, 8)
+        )
         assert together[row].tolist() == alone.tolist()

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspark.decoding.acceptance import PackedCase, accept_probability, first_token, judge, residual
-from dspark.decoding.sampling import LawColumns, distribution
-from dspark.decoding.shaping import Shaper, law_problem, shaped, shaped_last
+from dspark.decoding.sampling import SamplingColumns, distribution
+from dspark.decoding.shaping import Shaper, params_problem, shaped, shaped_last
 from dspark.types import NO_Q, Cursor, SamplingParams, SparseQ
 
 VOCAB = 8
 Tokens = tuple[int, ...]
 
-LAWS = {
+ALL_PARAMS = {
     "repetition": SamplingParams(repetition_penalty=1.7),
     "repetition below 1": SamplingParams(repetition_penalty=0.4),
     "presence": SamplingParams(presence_penalty=1.5),
@@ -43,65 +43,67 @@ LAWS = {
 }
 
 
-def plainly(logits: Sequence[float], law: SamplingParams, said: Sequence[int]) -> list[float]:
+def plainly(logits: Sequence[float], params: SamplingParams, said: Sequence[int]) -> list[float]:
     """The definition, token by token, in the order the proto states."""
-    row, answer = [float(value) for value in logits], list(said[law.prompt_len :])
+    row, answer = [float(value) for value in logits], list(said[params.prompt_len :])
     for token in range(len(row)):
-        if len(answer) < law.min_tokens and token in law.stop_token_ids:
+        if len(answer) < params.min_tokens and token in params.stop_token_ids:
             row[token] = -math.inf
-        row[token] += dict(law.logit_bias).get(token, 0.0)
+        row[token] += dict(params.logit_bias).get(token, 0.0)
         if token in said:
-            row[token] = row[token] / law.repetition_penalty if row[token] > 0 else row[token] * law.repetition_penalty
-        row[token] -= law.frequency_penalty * answer.count(token)
-        row[token] -= law.presence_penalty * (token in answer)
+            row[token] = (
+                row[token] / params.repetition_penalty if row[token] > 0 else row[token] * params.repetition_penalty
+            )
+        row[token] -= params.frequency_penalty * answer.count(token)
+        row[token] -= params.presence_penalty * (token in answer)
     return row
 
 
-def with_prompt(law: SamplingParams, prompt_len: int) -> SamplingParams:
+def with_prompt(params: SamplingParams, prompt_len: int) -> SamplingParams:
     fields = {
-        name: getattr(law, name) for name in SamplingParams.__dataclass_fields__ if name not in ("shapes", "plain")
+        name: getattr(params, name) for name in SamplingParams.__dataclass_fields__ if name not in ("shapes", "plain")
     }
     return SamplingParams(**(fields | {"prompt_len": prompt_len}))
 
 
-@pytest.mark.parametrize("name", sorted(LAWS))
+@pytest.mark.parametrize("name", sorted(ALL_PARAMS))
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_rows_follow_the_definition_with_drafted_tokens_as_said(name: str, data: st.DataObject) -> None:
     ids = st.lists(st.integers(0, VOCAB - 1), max_size=6)
-    law = with_prompt(LAWS[name], data.draw(st.integers(1, 3)))
-    said = [0] * law.prompt_len + data.draw(ids)
+    params = with_prompt(ALL_PARAMS[name], data.draw(st.integers(1, 3)))
+    said = [0] * params.prompt_len + data.draw(ids)
     drafted = data.draw(ids)
     logits = torch.from_numpy(
         np.random.default_rng(data.draw(st.integers(0, 99))).normal(0, 3, (len(drafted) + 3, VOCAB))
     )
     before = logits.clone()
-    made = shaped(logits, [(2, drafted, Shaper.of(law, said))])
+    made = shaped(logits, [(2, drafted, Shaper.of(params, said))])
     assert torch.equal(logits, before), "the input is left alone"
     assert torch.equal(made[:2], before[:2]), "other rows are left alone"
     for k in range(len(drafted) + 1):
-        wanted = plainly(before[2 + k].tolist(), law, said + drafted[:k])
+        wanted = plainly(before[2 + k].tolist(), params, said + drafted[:k])
         np.testing.assert_allclose(made[2 + k].numpy(), wanted, rtol=1e-6, atol=1e-6)
-    alone = shaped_last(before[-1:], [(drafted, Shaper.of(law, said))])
+    alone = shaped_last(before[-1:], [(drafted, Shaper.of(params, said))])
     assert torch.equal(alone[0], made[-1])
 
 
-@pytest.mark.parametrize("name", sorted(LAWS))
+@pytest.mark.parametrize("name", sorted(ALL_PARAMS))
 def test_a_shaper_that_grew_with_its_sequence_equals_a_new_one(name: str) -> None:
-    rng, law = np.random.default_rng(3), with_prompt(LAWS[name], 2)
+    rng, params = np.random.default_rng(3), with_prompt(ALL_PARAMS[name], 2)
     said = [int(token) for token in rng.integers(0, 200, 2)]
     logits = torch.from_numpy(rng.normal(0, 3, (5, 200)).astype(np.float32))
-    grown = Shaper(law).follow(said)
+    grown = Shaper(params).follow(said)
     for _ in range(60):
         drafted = [int(token) for token in rng.integers(0, 200, 4)]
         assert torch.equal(
-            shaped(logits, [(0, drafted, grown)]), shaped(logits, [(0, drafted, Shaper(law).follow(said))])
+            shaped(logits, [(0, drafted, grown)]), shaped(logits, [(0, drafted, Shaper(params).follow(said))])
         ), "a rejected draft leaves no trace"
         said += [*drafted[: rng.integers(0, 4)], int(rng.integers(0, 200))]
         grown.follow(said)
     assert torch.equal(
         shaped(logits[:1], [(0, [], grown.follow(said[:5]))]),
-        shaped(logits[:1], [(0, [], Shaper(law).follow(said[:5]))]),
+        shaped(logits[:1], [(0, [], Shaper(params).follow(said[:5]))]),
     ), "a shorter sequence is another one"
 
 
@@ -122,8 +124,8 @@ def test_what_transformers_means_by_repetition_least_length_and_bias() -> None:
             logits_process.SequenceBiasLogitsProcessor([[[2], 5.0], [[6], -1.5]]),
         ),
     ]
-    for law, theirs in pairs:
-        ours = shaped(rows, [(0, [], Shaper.of(with_prompt(law, len(prompt)), prompt + answer))])
+    for params, theirs in pairs:
+        ours = shaped(rows, [(0, [], Shaper.of(with_prompt(params, len(prompt)), prompt + answer))])
         np.testing.assert_allclose(ours.numpy(), theirs(said, rows.clone()).numpy(), rtol=1e-6)
 
 
@@ -132,14 +134,14 @@ def test_what_transformers_means_by_min_p() -> None:
     rows = torch.from_numpy(np.random.default_rng(1).normal(0, 2, (20, 50)).astype(np.float32))
     for temperature, min_p in itertools.product((0.5, 1.0, 2.0), (0.02, 0.2, 0.9, 1.0)):
         theirs = torch.softmax(logits_process.MinPLogitsWarper(min_p)(None, rows.double() / temperature), dim=-1)
-        ours = distribution(rows, LawColumns.of([SamplingParams(temperature, min_p=min_p)]))
+        ours = distribution(rows, SamplingColumns.of([SamplingParams(temperature, min_p=min_p)]))
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_half_precision_logits_are_shaped_in_float32(dtype: torch.dtype) -> None:
-    law = SamplingParams(logit_bias=((0, 0.001),))
-    made = shaped(torch.ones(1, VOCAB, dtype=dtype), [(0, [], Shaper.of(law, [1]))])
+    params = SamplingParams(logit_bias=((0, 0.001),))
+    made = shaped(torch.ones(1, VOCAB, dtype=dtype), [(0, [], Shaper.of(params, [1]))])
     assert made.dtype == torch.promote_types(dtype, torch.float32)
     assert made[0, 0] == pytest.approx(1.001, abs=1e-6)
 
@@ -156,27 +158,27 @@ def test_a_law_that_asks_for_nothing_gets_the_very_same_tensor() -> None:
 def test_a_penalty_next_to_zero_makes_no_infinity() -> None:
     made = shaped(torch.full((1, VOCAB), 5.0), [(0, [], Shaper.of(SamplingParams(repetition_penalty=1e-38), [1]))])
     assert torch.isfinite(made).all()
-    assert distribution(made, LawColumns.of([SamplingParams()]))[0, 1] == 1.0
+    assert distribution(made, SamplingColumns.of([SamplingParams()]))[0, 1] == 1.0
 
 
 def test_where_a_form_lets_nothing_else_come_the_answer_may_end_early() -> None:
-    law = SamplingParams(min_tokens=5, stop_token_ids=(1, 2), prompt_len=1, frequency_penalty=1.0)
+    params = SamplingParams(min_tokens=5, stop_token_ids=(1, 2), prompt_len=1, frequency_penalty=1.0)
     logits = torch.zeros(2, VOCAB)
     logits[0, [0, *range(2, VOCAB)]] = -torch.inf  # but for 1, which ends
-    made = shaped(logits, [(0, [3], Shaper.of(law, [0, 1]))])
+    made = shaped(logits, [(0, [3], Shaper.of(params, [0, 1]))])
     assert made[0, 1] == -1.0
     assert torch.isneginf(made[0, [0, *range(2, VOCAB)]]).all()
     assert torch.isneginf(made[1, [1, 2]]).all()
 
 
 def test_ids_outside_the_vocabulary_are_found_before_they_are_used() -> None:
-    assert law_problem(SamplingParams(), VOCAB) is None
-    assert (law_problem(SamplingParams(logit_bias=((VOCAB, 1.0),)), VOCAB) or "").startswith("logit_bias")
-    assert (law_problem(SamplingParams(min_tokens=1, stop_token_ids=(VOCAB,)), VOCAB) or "").startswith(
+    assert params_problem(SamplingParams(), VOCAB) is None
+    assert (params_problem(SamplingParams(logit_bias=((VOCAB, 1.0),)), VOCAB) or "").startswith("logit_bias")
+    assert (params_problem(SamplingParams(min_tokens=1, stop_token_ids=(VOCAB,)), VOCAB) or "").startswith(
         "stop_token_ids"
     )
     every = tuple(range(VOCAB))
-    assert (law_problem(SamplingParams(min_tokens=1, stop_token_ids=every), VOCAB) or "").startswith("min_tokens")
+    assert (params_problem(SamplingParams(min_tokens=1, stop_token_ids=every), VOCAB) or "").startswith("min_tokens")
 
 
 # -- the law of several rounds ------------------------------------------------------------------------------------
@@ -187,7 +189,7 @@ ROWS = torch.from_numpy(np.random.default_rng(7).normal(0, 1.5, (SMALL, SMALL)))
 DRAFT = torch.softmax(torch.from_numpy(np.random.default_rng(8).normal(0, 1.5, (SMALL, SMALL))), dim=-1).numpy()
 
 
-def emitted(law: SamplingParams, shape: Callable[[Tokens, Tokens], torch.Tensor]) -> dict[Tokens, float]:
+def emitted(params: SamplingParams, shape: Callable[[Tokens, Tokens], torch.Tensor]) -> dict[Tokens, float]:
     """Probability of every answer of HORIZON tokens; how much of a block is verified depends on what was drafted."""
     ended: dict[Tokens, float] = {}
     open_: dict[Tokens, float] = {(): 1.0}
@@ -200,7 +202,7 @@ def emitted(law: SamplingParams, shape: Callable[[Tokens, Tokens], torch.Tensor]
         for block in itertools.product(range(SMALL), repeat=BLOCK):
             prefix = block[: 1 + (block[0] != 2)]  # slot 2 by decree of slot 1
             q = np.stack([DRAFT[token] for token in ((*PROMPT, *answer)[-1], *block[:-1])])
-            p = distribution(shape(answer, prefix), LawColumns.of([law]))
+            p = distribution(shape(answer, prefix), SamplingColumns.of([params]))
             alive = here * math.prod(q[k][token] for k, token in enumerate(block))
             for k, token in enumerate(prefix):
                 kept = float(accept_probability(p[k][token].numpy(), q[k][token]))
@@ -214,15 +216,15 @@ def emitted(law: SamplingParams, shape: Callable[[Tokens, Tokens], torch.Tensor]
     return ended
 
 
-def exact(law: SamplingParams) -> dict[Tokens, float]:
+def exact(params: SamplingParams) -> dict[Tokens, float]:
     """Plain decoding under the definition."""
     chances = {}
     for word in itertools.product(range(SMALL), repeat=HORIZON):
         chance = 1.0
         for k, token in enumerate(word):
             said = (*PROMPT, *word[:k])
-            row = torch.tensor([plainly(ROWS[said[-1]].tolist(), law, said)])
-            chance *= float(distribution(row, LawColumns.of([law]))[0, token])
+            row = torch.tensor([plainly(ROWS[said[-1]].tolist(), params, said)])
+            chance *= float(distribution(row, SamplingColumns.of([params]))[0, token])
         chances[word] = chance
     return chances
 
@@ -240,30 +242,30 @@ PENALISED = [
 ]
 
 
-@pytest.mark.parametrize("law", PENALISED)
-def test_several_rounds_follow_the_penalised_law_exactly(law: SamplingParams) -> None:
-    law = with_prompt(law, len(PROMPT))
+@pytest.mark.parametrize("params", PENALISED)
+def test_several_rounds_follow_the_penalised_law_exactly(params: SamplingParams) -> None:
+    params = with_prompt(params, len(PROMPT))
 
     def shape(answer: Tokens, prefix: Tokens) -> torch.Tensor:
         said = (*PROMPT, *answer)
         rows = torch.stack([ROWS[token] for token in (said[-1], *prefix)])
-        return shaped(rows, [(0, prefix, Shaper.of(law, said))])
+        return shaped(rows, [(0, prefix, Shaper.of(params, said))])
 
-    law_of_rounds = emitted(law, shape)
+    law_of_rounds = emitted(params, shape)
     assert sum(law_of_rounds.values()) == pytest.approx(1.0, abs=1e-12)
-    assert apart(law_of_rounds, exact(law)) < 1e-6  # penalties are float32 numbers
+    assert apart(law_of_rounds, exact(params)) < 1e-6  # penalties are float32 numbers
 
 
-@pytest.mark.parametrize("law", PENALISED)
-def test_a_penalty_that_ignores_drafted_tokens_would_be_noticed(law: SamplingParams) -> None:
-    law = with_prompt(law, len(PROMPT))
+@pytest.mark.parametrize("params", PENALISED)
+def test_a_penalty_that_ignores_drafted_tokens_would_be_noticed(params: SamplingParams) -> None:
+    params = with_prompt(params, len(PROMPT))
 
     def shape(answer: Tokens, prefix: Tokens) -> torch.Tensor:
         said = (*PROMPT, *answer)
         rows = [ROWS[token].unsqueeze(0) for token in (said[-1], *prefix)]
-        return torch.cat([shaped(row, [(0, (), Shaper.of(law, said))]) for row in rows])
+        return torch.cat([shaped(row, [(0, (), Shaper.of(params, said))]) for row in rows])
 
-    assert apart(emitted(law, shape), exact(law)) > 0.005
+    assert apart(emitted(params, shape), exact(params)) > 0.005
 
 
 # -- the rule's own doors -----------------------------------------------------------------------------------------
@@ -274,18 +276,18 @@ def test_the_rule_judges_shaped_rows_and_leaves_neighbours_alone() -> None:
     logits = torch.from_numpy(rng.normal(0, 2, (5, VOCAB)).astype(np.float32))
     plain = PackedCase(Cursor(1, 1, 1, 4), SamplingParams(0.0), 0, (), NO_Q)
     (alone,) = judge(logits[:1], [plain])
-    law = SamplingParams(0.0, logit_bias=((6, 100.0),))
+    params = SamplingParams(0.0, logit_bias=((6, 100.0),))
     q = SparseQ.of(np.array([[6], [6], [2]], np.uint32), np.ones((3, 1), np.float32))
-    biased = PackedCase(Cursor(2, 1, 1, 4), law, 1, (6, 6, 2), q, Shaper.of(law, [1, 2, 3, 4]))
+    biased = PackedCase(Cursor(2, 1, 1, 4), params, 1, (6, 6, 2), q, Shaper.of(params, [1, 2, 3, 4]))
     assert judge(logits, [plain, biased]) == [alone, (2, 6)]
 
 
 def test_the_first_token_is_shaped_too() -> None:
-    law = SamplingParams(0.0, min_tokens=1, stop_token_ids=(2,), prompt_len=2)
+    params = SamplingParams(0.0, min_tokens=1, stop_token_ids=(2,), prompt_len=2)
     logits = torch.arange(VOCAB, dtype=torch.float32).flip(0)
     logits[2] = 99.0
-    assert first_token(logits, law, Cursor(1, 1, 0, 2), Shaper.of(law, [5, 5])) == 0
-    assert first_token(logits, law, Cursor(1, 1, 0, 3), Shaper.of(law, [5, 5, 0])) == 2
+    assert first_token(logits, params, Cursor(1, 1, 0, 2), Shaper.of(params, [5, 5])) == 0
+    assert first_token(logits, params, Cursor(1, 1, 0, 3), Shaper.of(params, [5, 5, 0])) == 2
 
 
 # -- as many ids as may be named ----------------------------------------------------------------------------------
@@ -296,7 +298,7 @@ def test_the_first_token_is_shaped_too() -> None:
 )
 def test_as_many_ids_as_may_be_named_are_changed_each_by_its_own(biased: int, ends: int) -> None:
     vocab = 3100
-    law = SamplingParams(
+    params = SamplingParams(
         logit_bias=tuple((2 * token, 0.5 + token / 1024) for token in range(biased)),
         min_tokens=2 if ends else 0,
         stop_token_ids=tuple(3 * token for token in range(ends)),
@@ -304,5 +306,5 @@ def test_as_many_ids_as_may_be_named_are_changed_each_by_its_own(biased: int, en
     )
     row = torch.linspace(-3.0, 3.0, vocab)
     for said in ((5,), (5, 6, 7)):
-        (made,) = shaped(row.unsqueeze(0), [(0, (), Shaper.of(law, said))]).tolist()
-        assert made == pytest.approx(plainly(row.tolist(), law, said), abs=1e-5)
+        (made,) = shaped(row.unsqueeze(0), [(0, (), Shaper.of(params, said))]).tolist()
+        assert made == pytest.approx(plainly(row.tolist(), params, said), abs=1e-5)

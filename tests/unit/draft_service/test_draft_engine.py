@@ -31,19 +31,21 @@ def fill(engine: DraftEngine, sequence: int, count: int) -> Cursor:
     return Cursor(sequence, 1, 1, count + 1)
 
 
-def item(cursor: Cursor, law: SamplingParams = GREEDY, anchor: int = 7, slots: int = 0) -> DraftItem:
-    return DraftItem(cursor, anchor, cursor.committed_len - 1, law, slots)
+def item(cursor: Cursor, params: SamplingParams = GREEDY, anchor: int = 7, slots: int = 0) -> DraftItem:
+    return DraftItem(cursor, anchor, cursor.committed_len - 1, params, slots)
 
 
 def test_a_cohort_gets_the_blocks_its_members_get_alone(engine: DraftEngine) -> None:
     cursors = [fill(engine, sequence, count) for sequence, count in enumerate((5, 60, 17, 150, 40, 41))]
-    laws = [GREEDY, SAMPLED, GREEDY, SAMPLED, GREEDY, SAMPLED]
-    items = [item(cursor, law, anchor=9 + i) for i, (cursor, law) in enumerate(zip(cursors, laws, strict=True))]
+    all_params = [GREEDY, SAMPLED, GREEDY, SAMPLED, GREEDY, SAMPLED]
+    items = [
+        item(cursor, params, anchor=9 + i) for i, (cursor, params) in enumerate(zip(cursors, all_params, strict=True))
+    ]
     together = engine.draft(items)
     for one, block in zip(items, together, strict=True):
         alone = engine.draft([one])[0]
         assert alone.token_ids == block.token_ids
-        assert alone.q.entries == block.q.entries == (1 if one.law.greedy else 64)
+        assert alone.q.entries == block.q.entries == (1 if one.params.greedy else 64)
         np.testing.assert_allclose(alone.confidence, block.confidence, atol=1e-4)
         ids, probs = block.q.arrays()
         assert validate_q(ids.astype(np.int64), probs, block.token_ids, 128) is None
@@ -51,9 +53,9 @@ def test_a_cohort_gets_the_blocks_its_members_get_alone(engine: DraftEngine) -> 
 
 def test_draws_are_keyed_by_the_request_and_the_anchor(engine: DraftEngine) -> None:
     cursor = fill(engine, 1, 20)
-    law = SamplingParams(temperature=3.0, seed=11)
-    first = engine.draft([item(cursor, law)])[0]
-    assert engine.draft([item(cursor, law)])[0].token_ids == first.token_ids
+    params = SamplingParams(temperature=3.0, seed=11)
+    first = engine.draft([item(cursor, params)])[0]
+    assert engine.draft([item(cursor, params)])[0].token_ids == first.token_ids
     other = engine.draft([item(cursor, SamplingParams(temperature=3.0, seed=12))])[0]
     assert other.token_ids != first.token_ids
     assert other.q.arrays()[0][0].tolist() == first.q.arrays()[0][0].tolist(), "slot 1 has the same distribution"
@@ -101,9 +103,9 @@ def test_unlike_contexts_go_apart_only_where_they_are_padded(
 def test_fewer_slots_of_whole_blocks_are_their_head(engine: DraftEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "config", replace(engine.config, whole_blocks=True))
     cursor = fill(engine, 1, 30)
-    for law in (GREEDY, SAMPLED):
-        full = engine.draft([item(cursor, law)])[0]
-        short = engine.draft([item(cursor, law, slots=3)])[0]
+    for params in (GREEDY, SAMPLED):
+        full = engine.draft([item(cursor, params)])[0]
+        short = engine.draft([item(cursor, params, slots=3)])[0]
         assert len(full.token_ids) == 7
         assert short.token_ids == full.token_ids[:3]
         wanted, got = full.q.prefix(3).arrays(), short.q.arrays()

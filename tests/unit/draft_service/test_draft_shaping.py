@@ -33,8 +33,8 @@ def fill(engine: DraftEngine, sequence: int = 1, epoch: int = 1) -> Cursor:
     return Cursor(sequence, epoch, 1, len(HISTORY) + 1)
 
 
-def draft(engine: DraftEngine, cursor: Cursor, *laws: SamplingParams):  # type: ignore[no-untyped-def]
-    items = [DraftItem(cursor, ANCHOR, cursor.committed_len - 1, law) for law in laws]
+def draft(engine: DraftEngine, cursor: Cursor, *all_params: SamplingParams):  # type: ignore[no-untyped-def]
+    items = [DraftItem(cursor, ANCHOR, cursor.committed_len - 1, params) for params in all_params]
     return [engine.draft([one])[0] for one in items] if len(items) > 1 else engine.draft(items)[0]
 
 
@@ -59,12 +59,12 @@ def test_drafts_count_rows_the_anchor_and_earlier_slots_as_said(engine: DraftEng
 
 def test_a_shaped_member_of_a_cohort_leaves_its_neighbours_alone(engine: DraftEngine) -> None:
     cursors = [fill(engine, sequence) for sequence in (1, 2, 3)]
-    laws = [
+    all_params = [
         SamplingParams(0.0),
         SamplingParams(0.8, seed=3, logit_bias=((77, 5.0),), min_p=0.05),
         SamplingParams(0.8, seed=4),
     ]
-    items = [DraftItem(c, ANCHOR, len(HISTORY), law) for c, law in zip(cursors, laws, strict=True)]
+    items = [DraftItem(c, ANCHOR, len(HISTORY), params) for c, params in zip(cursors, all_params, strict=True)]
     together = engine.draft(items)
     for one, block in zip(items, together, strict=True):
         assert engine.draft([one])[0].token_ids == block.token_ids
@@ -83,23 +83,23 @@ def test_a_shaped_member_of_a_cohort_leaves_its_neighbours_alone(engine: DraftEn
 def test_a_law_of_another_vocabulary_empties_its_own_block_alone(engine: DraftEngine, bad: SamplingParams) -> None:
     one, other = fill(engine, 1), fill(engine, 2)
     empty, full = engine.draft(
-        [DraftItem(c, ANCHOR, len(HISTORY), law) for c, law in ((one, bad), (other, SamplingParams(0.0)))]
+        [DraftItem(c, ANCHOR, len(HISTORY), params) for c, params in ((one, bad), (other, SamplingParams(0.0)))]
     )
     assert (empty.token_ids, empty.empty_reason) == ((), EmptyReason.INVALID)
     assert full.token_ids == draft(engine, other, SamplingParams(0.0)).token_ids
 
 
 def test_the_history_is_that_of_the_newest_epoch_and_grows_with_it(engine: DraftEngine) -> None:
-    law = SamplingParams(frequency_penalty=1.0, prompt_len=2)
+    params = SamplingParams(frequency_penalty=1.0, prompt_len=2)
     store = engine._contexts
     cursor = fill(engine)
 
     def counted(through: int) -> object:
-        made = store.shaper(1, law, through).changes()
+        made = store.shaper(1, params, through).changes()
         return dict(zip(made.ids.tolist(), made.minus[-1].tolist(), strict=True))
 
     def wanted(tokens: list[int]) -> object:
-        made = Shaper(law).follow(tokens).changes()
+        made = Shaper(params).follow(tokens).changes()
         return dict(zip(made.ids.tolist(), made.minus[-1].tolist(), strict=True))
 
     for through in (6, 10, 8):
@@ -124,17 +124,17 @@ def test_a_bug_at_one_sequence_empties_its_own_block_alone(
     engine: DraftEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cursors = [fill(engine, sequence) for sequence in (1, 2, 3)]
-    laws = [
+    all_params = [
         SamplingParams(0.0),
         SamplingParams(0.0, logit_bias=((77, 5.0),)),
         SamplingParams(0.0, logit_bias=((78, 5.0),)),
     ]
-    items = [DraftItem(c, ANCHOR, len(HISTORY), law) for c, law in zip(cursors, laws, strict=True)]
+    items = [DraftItem(c, ANCHOR, len(HISTORY), params) for c, params in zip(cursors, all_params, strict=True)]
     wanted = [block.token_ids for block in engine.draft(items)]
     inner = Shaper.changes
 
     def fails(self: Shaper, *arguments: object, **options: object) -> object:
-        if self.law.logit_bias == ((77, 5.0),):
+        if self.params.logit_bias == ((77, 5.0),):
             raise IndexError("a bug")
         return inner(self, *arguments, **options)  # type: ignore[arg-type]
 

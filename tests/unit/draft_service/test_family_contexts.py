@@ -44,8 +44,8 @@ def _send(engine: DraftEngine, sequence: int, ids: list[int], rows: Tensor, star
     return engine.ingest(sequence, 1, start, ids[start:stop], rows[start:stop])
 
 
-def _item(sequence: int, ids: list[int], anchor: int, law: SamplingParams = GREEDY) -> DraftItem:
-    return DraftItem(Cursor(sequence, 1, 1, anchor + 1), ids[anchor], anchor, law)
+def _item(sequence: int, ids: list[int], anchor: int, params: SamplingParams = GREEDY) -> DraftItem:
+    return DraftItem(Cursor(sequence, 1, 1, anchor + 1), ids[anchor], anchor, params)
 
 
 @torch.no_grad()
@@ -84,8 +84,8 @@ def test_a_cohort_drafts_what_its_members_draft_alone(kind: Kind, model_type: Mo
     for sequence, (ids, _, rows) in texts.items():
         _open(engine, sequence)
         _send(engine, sequence, ids, rows, 0, anchors[sequence])
-    laws = {sequence: GREEDY if sequence % 2 else SamplingParams(0.8, seed=sequence) for sequence in texts}
-    items = [_item(sequence, texts[sequence][0], anchors[sequence], laws[sequence]) for sequence in texts]
+    all_params = {sequence: GREEDY if sequence % 2 else SamplingParams(0.8, seed=sequence) for sequence in texts}
+    items = [_item(sequence, texts[sequence][0], anchors[sequence], all_params[sequence]) for sequence in texts]
     for item, block in zip(items, engine.draft(items), strict=True):
         alone = engine.draft([item])[0]
         assert (block.token_ids, block.empty_reason) == (alone.token_ids, EmptyReason.NONE)

@@ -35,18 +35,18 @@ def engine(golden_drafter: Path) -> DraftEngine:
     return engine
 
 
-def blocks(engine: DraftEngine, *laws: SamplingParams) -> list[Block]:
-    return [engine.draft([DraftItem(CURSOR, 7, ROWS, law)])[0] for law in laws]
+def blocks(engine: DraftEngine, *all_params: SamplingParams) -> list[Block]:
+    return [engine.draft([DraftItem(CURSOR, 7, ROWS, params)])[0] for params in all_params]
 
 
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_tokens_are_those_that_the_numbers_sent_give(engine: DraftEngine, rule: Rule) -> None:
-    for law in (SamplingParams(1.5, seed=seed, rule=rule) for seed in range(20)):
-        (block,) = blocks(engine, law)
+    for params in (SamplingParams(1.5, seed=seed, rule=rule) for seed in range(20)):
+        (block,) = blocks(engine, params)
         ids, probs = (
             torch.from_numpy(part.astype(kind)) for part, kind in zip(block.q.arrays(), ("i8", "f4"), strict=True)
         )
-        noise = DraftNoise([law], [CURSOR], len(block.token_ids), 128)
+        noise = DraftNoise([params], [CURSOR], len(block.token_ids), 128)
         drawn = [int(noise.pick(k, ids[k : k + 1], probs[k : k + 1])) for k in range(len(block.token_ids))]
         assert tuple(drawn) == block.token_ids
         # Rounded after drawing, they would miss a sum of 1 by more than float32 does.
@@ -54,24 +54,24 @@ def test_tokens_are_those_that_the_numbers_sent_give(engine: DraftEngine, rule: 
 
 
 def test_a_coupled_block_repeats_by_position_and_carries_no_q(engine: DraftEngine) -> None:
-    law = SamplingParams(1.5, seed=3, rule=Rule.COUPLED)
-    coupled, again, token = blocks(engine, law, law, SamplingParams(1.5, seed=3))
+    params = SamplingParams(1.5, seed=3, rule=Rule.COUPLED)
+    coupled, again, token = blocks(engine, params, params, SamplingParams(1.5, seed=3))
     assert coupled.q == NO_Q
     assert coupled.token_ids == again.token_ids
     ids, probs = (
         torch.from_numpy(part[:1].astype(kind)) for part, kind in zip(token.q.arrays(), ("i8", "f4"), strict=True)
     )
-    place, lead = winners(probs, times_of([law], [CURSOR.committed_len], ids))
+    place, lead = winners(probs, times_of([params], [CURSOR.committed_len], ids))
     assert coupled.token_ids[0] == ids[0, place] or lead < 1.0, "slot 1 races over the law that a ratio rule draws from"
 
 
 def test_large_cohorts_race_over_the_entries_they_would_have_sent(
     engine: DraftEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    laws = [SamplingParams(1.5, seed=seed, rule=Rule.COUPLED) for seed in range(30)]
-    whole = blocks(engine, *laws)
+    all_params = [SamplingParams(1.5, seed=seed, rule=Rule.COUPLED) for seed in range(30)]
+    whole = blocks(engine, *all_params)
     monkeypatch.setattr("dspark.decoding.drafting.WHOLE", 0)
-    few = blocks(engine, *laws)
+    few = blocks(engine, *all_params)
     assert all(block.q == NO_Q for block in (*whole, *few))
     same = sum(a.token_ids[0] == b.token_ids[0] for a, b in zip(whole, few, strict=True))
     assert same > 15, "the noise is the same, and most of the mass is in the entries"
@@ -97,15 +97,15 @@ def test_every_member_of_a_cohort_is_calibrated_for_its_own_rule_and_bucket(
     (tmp_path / "drafter" / "calibration.json").write_text(json.dumps(calibration_to_json(Calibration(None, fits))))
     engine = DraftEngine.load(DraftConfig(drafter=str(tmp_path / "drafter"), context_tokens=4096))
     named = {Rule.TOKEN: "token", Rule.BLOCK: "block", Rule.COUPLED: "coupled"}
-    laws = [SamplingParams(temperature, seed=3, rule=rule) for rule in named for temperature in (0.0, 0.9)]
+    all_params = [SamplingParams(temperature, seed=3, rule=rule) for rule in named for temperature in (0.0, 0.9)]
     items = []
-    for number, law in enumerate(laws):
+    for number, params in enumerate(all_params):
         engine.open(Cursor(number, 1, 0, ROWS), 200)
         engine.ingest(number, 1, 0, [0] * ROWS, torch.randn(ROWS, 64))
-        items.append(DraftItem(CURSOR._replace(sequence=number), 7, ROWS, law))
+        items.append(DraftItem(CURSOR._replace(sequence=number), 7, ROWS, params))
     together = engine.draft(items)
     for item, block in zip(items, together, strict=True):
-        offset = offsets[named[item.law.rule], "greedy" if item.law.greedy else "sampled"]  # type: ignore[index]
+        offset = offsets[named[item.params.rule], "greedy" if item.params.greedy else "sampled"]  # type: ignore[index]
         chance = 1.0 / (1.0 + math.exp(-offset))
         np.testing.assert_allclose(block.confidence, [chance] * 7, atol=1e-5)
         np.testing.assert_allclose(engine.draft([item])[0].confidence, [chance] * 7, atol=1e-5)
@@ -120,20 +120,22 @@ ALL = [
 ]
 
 
-def cohort(engine: DraftEngine, laws: list[SamplingParams], *, waits: bool) -> SampledBlock:
+def cohort(engine: DraftEngine, all_params: list[SamplingParams], *, waits: bool) -> SampledBlock:
     """Of sequences of one context."""
-    items = [DraftItem(CURSOR, 7, ROWS, law) for law in laws]
+    items = [DraftItem(CURSOR, 7, ROWS, params) for params in all_params]
     proposal, anchors = engine.propose(items, 7)
     told = {"slots": 7, "vocab_size": 128, "entries": 16, "waits": waits}
-    return sample_block(proposal, engine._calibration, anchors, laws, [CURSOR] * len(laws), **told)
+    return sample_block(proposal, engine._calibration, anchors, all_params, [CURSOR] * len(all_params), **told)
 
 
-@pytest.mark.parametrize("laws", [ALL, ALL[:1], ALL[1:4], [*ALL[:1], *ALL[4:]]])
+@pytest.mark.parametrize("all_params", [ALL, ALL[:1], ALL[1:4], [*ALL[:1], *ALL[4:]]])
 def test_what_is_drawn_without_a_look_is_what_is_drawn_with_one(
-    engine: DraftEngine, laws: list[SamplingParams], monkeypatch: pytest.MonkeyPatch
+    engine: DraftEngine, all_params: list[SamplingParams], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dspark.decoding.drafting.WHOLE", 0)  # the noise of all tokens at once is of processors alone
-    for mine, other in zip(cohort(engine, laws, waits=False), cohort(engine, laws, waits=True), strict=True):
+    for mine, other in zip(
+        cohort(engine, all_params, waits=False), cohort(engine, all_params, waits=True), strict=True
+    ):
         np.testing.assert_array_equal(mine, other)
 
 
@@ -141,9 +143,9 @@ def test_numbers_that_are_none_are_found_at_the_end(engine: DraftEngine) -> None
     with torch.no_grad():
         engine.drafter.lm_head.weight[5] = torch.nan
     engine.drafter.serve()
-    for laws in (ALL[1:4], ALL[4:]):
+    for all_params in (ALL[1:4], ALL[4:]):
         with pytest.raises(FloatingPointError):
-            cohort(engine, laws, waits=False)
+            cohort(engine, all_params, waits=False)
 
 
 @pytest.mark.parametrize("family", [each for each in FAMILIES if each[1] != "deepseek_v4"])
@@ -152,8 +154,8 @@ def test_a_block_is_waited_for_once(family: Any, count: int, monkeypatch: pytest
     """On tensors that hold no numbers: whoever looked at one would fail. Mixtures of DeepSeek-V4 do."""
     fetched = []
     monkeypatch.setattr(moving, "fetched", lambda flat: fetched.append(1) or np.ones(flat.shape))
-    for laws in (ALL, ALL[:1] * 5):
-        laws = laws[-count:] if count > 1 else laws[:1]
+    for all_params in (ALL, ALL[:1] * 5):
+        all_params = all_params[-count:] if count > 1 else all_params[:1]
         drafter = family_drafter(*family).to("meta")
         shape, lengths = drafter.entry, torch.full((count,), 9, device="meta")
         pool = torch.empty(shape.layers, count, 12, shape.kv_heads, shape.head_dim, device="meta")
@@ -169,5 +171,5 @@ def test_a_block_is_waited_for_once(family: Any, count: int, monkeypatch: pytest
         )
         told = {"slots": 4, "vocab_size": drafter.config.vocab_size, "entries": 8}
         fetched.clear()
-        sample_block(proposal, IDENTITY, anchors, laws, [CURSOR] * count, **told)
+        sample_block(proposal, IDENTITY, anchors, all_params, [CURSOR] * count, **told)
         assert fetched == [1]

@@ -23,7 +23,7 @@ from dspark.decoding import block_rule
 from dspark.decoding.acceptance import accept_probability, residual
 from dspark.decoding.case import PackedCase
 from dspark.decoding.masking import bits
-from dspark.decoding.sampling import LawColumns, distribution, draft_distribution
+from dspark.decoding.sampling import SamplingColumns, distribution, draft_distribution
 from dspark.decoding.slots import Slots
 from dspark.rounds.plan import PlanKind, Terms, prefixes
 from dspark.types import Constraint, ConstraintKind, Cursor, Refusal, Rule, SamplingParams, SparseQ
@@ -112,8 +112,8 @@ class Table:
 class Round:
     """One sequence, put where an answer stands; each `run` is one pass of the real step."""
 
-    def __init__(self, law: SamplingParams) -> None:
-        self.law, self.numbers = law, itertools.count(1)
+    def __init__(self, params: SamplingParams) -> None:
+        self.params, self.numbers = params, itertools.count(1)
         self._holdings = KVCacheManager(pages=64, page_size=1, most=2, store=None, keep_prefixes=False)
         self._holdings.pool.open(1, 1, 64, ())
         self._sampler: Callable[[Tensor, list[PackedCase]], list[Any]] = judge_each
@@ -126,7 +126,7 @@ class Round:
         tokens = [*PROMPT, *answer]
         cursor = Cursor(1, 1, next(self.numbers), len(tokens))
         state = CachedSequence(
-            1, 1, 0, self.law, 1, 64, False, token_ids=list(tokens), cached=len(tokens) - 1, anchored=True
+            1, 1, 0, self.params, 1, 64, False, token_ids=list(tokens), cached=len(tokens) - 1, anchored=True
         )
         state.matcher = moved(matcher)
         self._holdings.states[1] = state
@@ -164,7 +164,7 @@ def over(answer: Tokens) -> bool:
     return len(answer) >= HORIZON or END in answer
 
 
-def plain(name: str, law: SamplingParams) -> dict[Tokens, float]:
+def plain(name: str, params: SamplingParams) -> dict[Tokens, float]:
     """Plain decoding under the grammar, as its definition says: every token by a fresh matcher."""
     ended: dict[Tokens, float] = {}
     waiting: list[tuple[Tokens, float]] = [((), 1.0)]
@@ -175,7 +175,7 @@ def plain(name: str, law: SamplingParams) -> dict[Tokens, float]:
             continue
         allowed = bits(matcher_at(name, answer).masks(()), VOCAB)
         row = torch.where(allowed, ROWS[[[*PROMPT, *answer][-1]]], -torch.inf)
-        for token, share in enumerate(distribution(row, LawColumns.of([law]))[0].tolist()):
+        for token, share in enumerate(distribution(row, SamplingColumns.of([params]))[0].tolist()):
             if share > 0.0:
                 waiting.append(((*answer, token), here * share))
     return ended
@@ -187,7 +187,7 @@ class Drafting:
     def __init__(self, masks: bool, sends_unmasked: bool = False) -> None:
         self.masks, self.sends_unmasked = masks, sends_unmasked
 
-    def row(self, law: SamplingParams, name: str, answer: Tokens, drafted: Tokens, masks: bool) -> tuple[Any, Any]:
+    def row(self, params: SamplingParams, name: str, answer: Tokens, drafted: Tokens, masks: bool) -> tuple[Any, Any]:
         """ids and probabilities [K] float32 of the slot behind these."""
         logits = DRAFT[[[*PROMPT, *answer, *drafted][-1]]]
         if masks:
@@ -195,17 +195,17 @@ class Drafting:
             made = matcher.masks(drafted)
             if len(made) == len(drafted) + 1:
                 logits = torch.where(bits(made[-1:], VOCAB), logits, -torch.inf)
-        ids, probs = draft_distribution(logits, LawColumns.of([law]), VOCAB)
+        ids, probs = draft_distribution(logits, SamplingColumns.of([params]), VOCAB)
         return ids[0].numpy(), probs[0].numpy()
 
-    def blocks(self, law: SamplingParams, name: str, answer: Tokens) -> Iterator[tuple[Tokens, float, SparseQ]]:
+    def blocks(self, params: SamplingParams, name: str, answer: Tokens) -> Iterator[tuple[Tokens, float, SparseQ]]:
         for block in itertools.product(range(VOCAB), repeat=BLOCK):
             chance, sent = 1.0, []
             for k, token in enumerate(block):
-                ids, probs = self.row(law, name, answer, block[:k], self.masks)
+                ids, probs = self.row(params, name, answer, block[:k], self.masks)
                 exact = probs.astype(np.float64) / probs.astype(np.float64).sum()
                 chance *= float(exact[ids == token].sum())
-                sent.append(self.row(law, name, answer, block[:k], self.masks and not self.sends_unmasked))
+                sent.append(self.row(params, name, answer, block[:k], self.masks and not self.sends_unmasked))
             if chance > 0.0:
                 q = SparseQ.of(np.stack([ids for ids, _ in sent]).astype(np.uint32), np.stack([p for _, p in sent]))
                 yield block, chance, q
@@ -245,13 +245,13 @@ def outcomes(rule: Rule, p: Tensor, block: Tokens, q: SparseQ) -> Iterator[tuple
 
 def emitted(
     name: str,
-    law: SamplingParams,
+    params: SamplingParams,
     drafting: Drafting,
     kind: type[GrammarMatcher] = GrammarMatcher,
     lengths: set[int] | None = None,
 ) -> dict[Tokens, float]:
     """Probability of every answer, over all blocks and all coins, round after round. lengths: of prefixes, noted."""
-    here = Round(law)
+    here = Round(params)
     mass: dict[tuple[Tokens, Tokens], float] = {}
     stands: dict[tuple[Tokens, Tokens], GrammarMatcher] = {}
     ended: dict[Tokens, float] = {}
@@ -268,14 +268,14 @@ def emitted(
     while mass:
         key = min(mass, key=lambda each: len(each[0]))
         answer, chance, matcher = key[0], mass.pop(key), stands[key]
-        for block, drawn, q in drafting.blocks(law, name, answer):
+        for block, drawn, q in drafting.blocks(params, name, answer):
             prefix = prefix_of(answer, block)
             if lengths is not None:
                 lengths.add(prefix)
             block, sent = block[:prefix], q.prefix(prefix) if prefix else SparseQ(0, b"", b"")
             rows, _ = here.rows(answer, matcher, block, sent)
-            p = distribution(rows, LawColumns.of([law]))
-            for accepted, token, share in outcomes(law.rule, p, block, sent):
+            p = distribution(rows, SamplingColumns.of([params]))
+            for accepted, token, share in outcomes(params.rule, p, block, sent):
                 if share > 0.0:
                     tokens, after = here.commit(answer, matcher, block, sent, accepted, token)
                     note((*answer, *tokens), after, chance * drawn * share)

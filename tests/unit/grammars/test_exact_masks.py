@@ -43,10 +43,10 @@ def law_of(rule: Rule, **fields: float) -> SamplingParams:
 @pytest.mark.parametrize("grammar", GRAMMARS)
 def test_what_is_emitted_follows_the_masked_law_exactly(grammar: str, rule: Rule, masks: bool) -> None:
     lengths: set[int] = set()
-    for law in (law_of(rule), law_of(rule, temperature=0.7, top_k=2), law_of(rule, top_p=0.8)):
-        found = emitted(grammar, law, Drafting(masks), lengths=lengths)
+    for params in (law_of(rule), law_of(rule, temperature=0.7, top_k=2), law_of(rule, top_p=0.8)):
+        found = emitted(grammar, params, Drafting(masks), lengths=lengths)
         assert sum(found.values()) == pytest.approx(1.0, abs=1e-9)
-        assert variation(found, plain(grammar, law)) <= BOUND
+        assert variation(found, plain(grammar, params)) <= BOUND
     assert lengths == {0, 1, 2}, "every length occurs"
 
 
@@ -118,10 +118,10 @@ def after_truncation(logits: torch.Tensor, parts: Sequence[tuple[int, Masks]]) -
 @pytest.mark.parametrize("rule", RATIO)
 @pytest.mark.parametrize("bug", [BonusUnmasked, OneSlotLate, NotRolledBack, OverRejected])
 def test_a_broken_matcher_is_found(bug: type[GrammarMatcher], rule: Rule) -> None:
-    law, found = law_of(rule), []
+    params, found = law_of(rule), []
     for each in GRAMMARS:
         try:
-            found.append(variation(emitted(each, law, Drafting(False), bug), plain(each, law)))
+            found.append(variation(emitted(each, params, Drafting(False), bug), plain(each, params)))
         except Refused:  # it says of itself that it has left the grammar
             found.append(1.0)
     assert max(found) > SEEN
@@ -130,11 +130,11 @@ def test_a_broken_matcher_is_found(bug: type[GrammarMatcher], rule: Rule) -> Non
 @pytest.mark.parametrize("rule", RATIO)
 def test_a_mask_behind_truncation_is_found(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_step, "mask", after_truncation)
-    law = law_of(rule, temperature=0.7, top_k=2)
-    assert max(variation(emitted(each, law, Drafting(False)), plain(each, law)) for each in GRAMMARS) > SEEN
+    params = law_of(rule, temperature=0.7, top_k=2)
+    assert max(variation(emitted(each, params, Drafting(False)), plain(each, params)) for each in GRAMMARS) > SEEN
 
 
 @pytest.mark.parametrize("rule", RATIO)
 def test_drafts_that_were_masked_and_sent_unmasked_are_found(rule: Rule) -> None:
-    law, drafting = law_of(rule), Drafting(True, sends_unmasked=True)
-    assert max(variation(emitted(each, law, drafting), plain(each, law)) for each in GRAMMARS) > SEEN
+    params, drafting = law_of(rule), Drafting(True, sends_unmasked=True)
+    assert max(variation(emitted(each, params, drafting), plain(each, params)) for each in GRAMMARS) > SEEN

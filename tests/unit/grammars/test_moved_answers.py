@@ -22,7 +22,7 @@ PROMPT = [70, 71, 72]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}, "required": ["a", "b"]}
 FORM = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(SCHEMA))
 LONGEST = 40
-LAWS = [
+ALL_PARAMS = [
     SamplingParams(0.0, prompt_len=3, constraint=FORM),
     SamplingParams(1.0, seed=5, rule=Rule.COUPLED, prompt_len=3, constraint=FORM),
 ]
@@ -36,20 +36,20 @@ def engine() -> VerifyEngine:
 NUMBERS = itertools.count(1)
 
 
-def begin(engine: VerifyEngine, law: SamplingParams, tokens: list[int], epoch: int, number: int) -> int | Refusal:
+def begin(engine: VerifyEngine, params: SamplingParams, tokens: list[int], epoch: int, number: int) -> int | Refusal:
     """Its tokens so far, then the next one."""
     cursor = Cursor(number, epoch, 0, len(tokens))
-    refusal = engine.open(cursor, law, 3 + LONGEST + 8, False, token_ids=tokens)
+    refusal = engine.open(cursor, params, 3 + LONGEST + 8, False, token_ids=tokens)
     assert refusal is None
     engine.prefill_chunk(number, tokens[engine.spared(number, epoch) :])
-    assert law.constraint is not None
-    return engine.first_token(number, epoch=epoch, grammar=engine.compile(law.constraint, "").result(60))
+    assert params.constraint is not None
+    return engine.first_token(number, epoch=epoch, grammar=engine.compile(params.constraint, "").result(60))
 
 
-def said(engine: VerifyEngine, law: SamplingParams, moves_at: set[int], slots: int) -> list[int]:
+def said(engine: VerifyEngine, params: SamplingParams, moves_at: set[int], slots: int) -> list[int]:
     """An answer that is taken elsewhere when it has so many tokens; wrong tokens are drafted behind every anchor."""
     number, epoch, answer, round_ = next(NUMBERS), 1, list[int](), 0
-    anchor = begin(engine, law, PROMPT, epoch, number)
+    anchor = begin(engine, params, PROMPT, epoch, number)
     while True:
         assert isinstance(anchor, int)
         answer.append(anchor)
@@ -58,7 +58,7 @@ def said(engine: VerifyEngine, law: SamplingParams, moves_at: set[int], slots: i
         if len(answer) in moves_at:
             engine.release(number, epoch)
             epoch += 1
-            anchor = begin(engine, law, [*PROMPT, *answer], epoch, number)
+            anchor = begin(engine, params, [*PROMPT, *answer], epoch, number)
             continue
         round_ += 1
         cursor = Cursor(number, epoch, round_, 3 + len(answer))
@@ -72,12 +72,12 @@ def said(engine: VerifyEngine, law: SamplingParams, moves_at: set[int], slots: i
     return answer[:LONGEST]
 
 
-@pytest.mark.parametrize("law", LAWS, ids=["greedy", "coupled"])
-def test_wherever_an_answer_moves_it_stays_the_same(law: SamplingParams, engine: VerifyEngine) -> None:
-    alone = said(engine, law, set(), 0)
+@pytest.mark.parametrize("params", ALL_PARAMS, ids=["greedy", "coupled"])
+def test_wherever_an_answer_moves_it_stays_the_same(params: SamplingParams, engine: VerifyEngine) -> None:
+    alone = said(engine, params, set(), 0)
     assert len(alone) > 8
     for moves_at, slots in (({1}, 0), ({2, 5, 6}, 3), (set(range(1, LONGEST)), 2), (set(), 4)):
-        assert said(engine, law, moves_at, slots) == alone
+        assert said(engine, params, moves_at, slots) == alone
     from tokenizers import Tokenizer
 
     text: Any = Tokenizer.from_file(str(TARGET / "tokenizer.json")).decode(alone)
@@ -86,6 +86,6 @@ def test_wherever_an_answer_moves_it_stays_the_same(law: SamplingParams, engine:
 
 
 def test_what_does_not_fit_its_form_cannot_be_gone_on_with(engine: VerifyEngine) -> None:
-    refused = begin(engine, LAWS[0], [*PROMPT, 65, 66], 1, next(NUMBERS))
+    refused = begin(engine, ALL_PARAMS[0], [*PROMPT, 65, 66], 1, next(NUMBERS))
     assert isinstance(refused, Refusal)
     assert refused.message.startswith("constraint: ")

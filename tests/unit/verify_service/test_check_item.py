@@ -16,7 +16,7 @@ def held() -> CachedSequence:
         sequence=7,
         epoch=2,
         owner=0,
-        law=SamplingParams(temperature=0.0, prompt_len=3),
+        params=SamplingParams(temperature=0.0, prompt_len=3),
         prompt_len=5,
         capacity=64,
         keep_features=True,
@@ -70,5 +70,5 @@ def test_an_epoch_ahead_is_unknown_and_so_is_whose_prompt_has_not_ended() -> Non
 def test_the_request_s_own_prompt_is_what_it_gave_wherever_its_answer_goes_on() -> None:
     state = held()
     assert state.given == 3
-    state.law = SamplingParams(temperature=0.0)  # an older coordinator does not say
+    state.params = SamplingParams(temperature=0.0)  # an older coordinator does not say
     assert state.given == 5

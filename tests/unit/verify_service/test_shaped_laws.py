@@ -27,8 +27,8 @@ def engine(golden_target: Path) -> VerifyEngine:
     return VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=2048))
 
 
-def begin(engine: VerifyEngine, sequence: int, tokens: list[int], law: SamplingParams, epoch: int = 1) -> int:
-    assert engine.open(Cursor(sequence, epoch, 0, len(tokens)), law, 100, False, token_ids=tokens) is None
+def begin(engine: VerifyEngine, sequence: int, tokens: list[int], params: SamplingParams, epoch: int = 1) -> int:
+    assert engine.open(Cursor(sequence, epoch, 0, len(tokens)), params, 100, False, token_ids=tokens) is None
     for first in range(0, len(tokens), 4):
         engine.prefill_chunk(sequence, tokens[first : first + 4])
     anchor = engine.first_token(sequence)
@@ -46,19 +46,21 @@ def judge(
     return verdict
 
 
-def plain_greedy(target: Path, law: SamplingParams, count: int) -> list[int]:
+def plain_greedy(target: Path, params: SamplingParams, count: int) -> list[int]:
     """Token by token over whole forwards, by the definition."""
     model, tokens = load_target(target).model, list(PROMPT)
     for _ in range(count):
         with torch.inference_mode():
             row = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].double().tolist()
         answer = tokens[len(PROMPT) :]
-        for token, bias in law.logit_bias:
+        for token, bias in params.logit_bias:
             row[token] += bias
         for token in set(tokens):
-            row[token] = row[token] / law.repetition_penalty if row[token] > 0 else row[token] * law.repetition_penalty
+            row[token] = (
+                row[token] / params.repetition_penalty if row[token] > 0 else row[token] * params.repetition_penalty
+            )
         for token in set(answer):
-            row[token] -= law.frequency_penalty * answer.count(token) + law.presence_penalty
+            row[token] -= params.frequency_penalty * answer.count(token) + params.presence_penalty
         tokens.append(int(np.argmax(row)))
     return tokens[len(PROMPT) :]
 
@@ -97,23 +99,25 @@ def test_neighbours_in_a_pass_do_not_notice(engine: VerifyEngine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("law", "field"),
+    ("params", "field"),
     [
         (SamplingParams(logit_bias=((128, 1.0),)), "sampling.logit_bias"),
         (SamplingParams(min_tokens=1, stop_token_ids=(2**32 - 1,)), "sampling.stop_token_ids"),
         (SamplingParams(min_tokens=1, stop_token_ids=tuple(range(128))), "sampling.min_tokens"),
     ],
 )
-def test_a_law_of_another_vocabulary_is_refused_by_field(engine: VerifyEngine, law: SamplingParams, field: str) -> None:
-    refused = engine.open(Cursor(1, 1, 0, 3), law, 20, False)
+def test_a_law_of_another_vocabulary_is_refused_by_field(
+    engine: VerifyEngine, params: SamplingParams, field: str
+) -> None:
+    refused = engine.open(Cursor(1, 1, 0, 3), params, 20, False)
     assert isinstance(refused, Refusal)
     assert (refused.reason, refused.message.split(":")[0]) == (RefusalReason.INVALID, field)
     assert engine.held.sequences == 0
 
 
 def test_log_probabilities_of_an_anchor_and_of_a_verdict_are_told(engine: VerifyEngine) -> None:
-    law = SamplingParams(0.0, logprobs=2)
-    tokens = [*PROMPT, begin(engine, 1, PROMPT, law)]
+    params = SamplingParams(0.0, logprobs=2)
+    tokens = [*PROMPT, begin(engine, 1, PROMPT, params)]
     (told,) = engine.anchor_logprobs(1)
     assert (told.top_ids[0], told.top_logprobs[0]) == (tokens[-1], told.logprob), "greedy takes the likeliest"
     first = judge(engine, 1, 1, tokens, [4, 5])
@@ -124,16 +128,18 @@ def test_log_probabilities_of_an_anchor_and_of_a_verdict_are_told(engine: Verify
 def test_a_bug_at_one_sequence_refuses_it_and_nobody_else(
     engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    laws = {1: SamplingParams(0.0), 2: SHAPED, 3: SamplingParams(0.0, presence_penalty=0.5, prompt_len=11)}
-    tokens = {sequence: [*PROMPT, begin(engine, sequence, PROMPT, law)] for sequence, law in laws.items()}
+    all_params = {1: SamplingParams(0.0), 2: SHAPED, 3: SamplingParams(0.0, presence_penalty=0.5, prompt_len=11)}
+    tokens = {sequence: [*PROMPT, begin(engine, sequence, PROMPT, params)] for sequence, params in all_params.items()}
     inner = getattr(Shaper, broken)
 
     def fails(self: Shaper, *arguments: Any, **options: Any) -> Any:
-        if self.law is SHAPED:
+        if self.params is SHAPED:
             raise IndexError("a bug")
         return inner(self, *arguments, **options)
 
-    items = [VerifyItem(Cursor(s, 1, 1, len(tokens[s])), tokens[s][-1], (), SparseQ(0, b"", b""), False) for s in laws]
+    items = [
+        VerifyItem(Cursor(s, 1, 1, len(tokens[s])), tokens[s][-1], (), SparseQ(0, b"", b""), False) for s in all_params
+    ]
     with monkeypatch.context() as patch:
         patch.setattr(Shaper, broken, fails)
         outcomes = engine.verify(items)

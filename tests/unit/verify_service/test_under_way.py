@@ -40,10 +40,10 @@ def engine(request: pytest.FixtureRequest, config: VerifyConfig, tmp_path: Path)
     return SyntheticVerifyEngine.load(VerifyConfig(engine="synthetic", synthetic=path, kv_tokens=2048, page_size=8))
 
 
-def take_in(engine: Any, sequence: int, law: SamplingParams = GREEDY, epoch: int = 1) -> list[int]:
+def take_in(engine: Any, sequence: int, params: SamplingParams = GREEDY, epoch: int = 1) -> list[int]:
     """Opens and prefills by itself; all its tokens."""
     prompt = [sequence, *PROMPT]
-    problem = engine.open(Cursor(sequence, epoch, 0, len(prompt)), law, 120, True, token_ids=prompt)
+    problem = engine.open(Cursor(sequence, epoch, 0, len(prompt)), params, 120, True, token_ids=prompt)
     assert problem is None
     engine.line_up(PromptPrefill(sequence, epoch, prompt))
     while engine.prefill_next() is not None:
@@ -70,7 +70,7 @@ def run(*steps: Any) -> None:
     assert not thread.is_alive()
 
 
-LAWS = [
+ALL_PARAMS = [
     GREEDY,
     SamplingParams(temperature=1.0, seed=7, rule=Rule.BLOCK),
     SamplingParams(temperature=1.0, seed=8, rule=Rule.TOKEN),
@@ -79,7 +79,7 @@ LAWS = [
 
 def rounds(engine: VerifyEngine, *, split: bool) -> Iterator[list[Verdict]]:
     """Two cohorts in turn: each step is prepared while the one before is computed, or all are run one by one."""
-    said = {sequence: take_in(engine, sequence, LAWS[sequence % 3]) for sequence in range(1, 7)}
+    said = {sequence: take_in(engine, sequence, ALL_PARAMS[sequence % 3]) for sequence in range(1, 7)}
     cohorts = ([1, 3, 5], [2, 4, 6])
     drafts = lambda number: tuple((11 * number + j) % 128 for j in range(number % 4))  # noqa: E731
 

@@ -26,9 +26,9 @@ def engine(golden_target: Path, golden_drafter: Path) -> VerifyEngine:
 
 
 def begin(
-    engine: VerifyEngine, sequence: int, prompt: list[int], law: SamplingParams = GREEDY, *, keep: bool = True
+    engine: VerifyEngine, sequence: int, prompt: list[int], params: SamplingParams = GREEDY, *, keep: bool = True
 ) -> int:
-    assert engine.open(Cursor(sequence, 1, 0, len(prompt)), law, 100, keep) is None
+    assert engine.open(Cursor(sequence, 1, 0, len(prompt)), params, 100, keep) is None
     for first in range(0, len(prompt), 4):
         engine.prefill_chunk(sequence, prompt[first : first + 4])
     anchor = engine.first_token(sequence)
@@ -78,7 +78,7 @@ def test_feature_rows_are_the_projected_taps_of_committed_tokens_only(
 
 
 def test_a_packed_cohort_decides_as_each_would_alone_whatever_the_law(engine: VerifyEngine) -> None:
-    laws = [
+    all_params = [
         GREEDY,
         SamplingParams(temperature=1.0, seed=3),
         SamplingParams(temperature=0.7, top_k=5, seed=4),
@@ -87,8 +87,8 @@ def test_a_packed_cohort_decides_as_each_would_alone_whatever_the_law(engine: Ve
     draws = np.random.default_rng(1)
     items = []
     for base in (0, 100):  # the same sequences twice: once for company, once alone
-        for n, law in enumerate(laws):
-            anchor = begin(engine, base + n, PROMPT[: 4 + 2 * n], law)
+        for n, params in enumerate(all_params):
+            anchor = begin(engine, base + n, PROMPT[: 4 + 2 * n], params)
             draft = [int(t) for t in draws.integers(0, 128, n)] if base == 0 else list(items[n].draft_ids)
             items.append(item(base + n, 1, 5 + 2 * n, anchor, draft))
     together = engine.verify(items[:4])

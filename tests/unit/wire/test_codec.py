@@ -20,8 +20,8 @@ NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
 
 @given(st.floats(0, 100), st.floats(0.001, 1), U32, st.integers(0, 2**64 - 1), U32, st.sampled_from(list(Rule)))
 def test_law_there_and_back(t: float, p: float, k: int, seed: int, choice: int, rule: Rule) -> None:
-    law = SamplingParams(t, p, k, seed, choice, rule)
-    assert codec.read_sampling(codec.write_sampling(law)) == law
+    params = SamplingParams(t, p, k, seed, choice, rule)
+    assert codec.read_sampling(codec.write_sampling(params)) == params
 
 
 F32 = st.floats(width=32, allow_nan=False)
@@ -53,7 +53,7 @@ def test_a_law_that_shapes_logits_there_and_back(
     ends: list[int],
     logprobs: int | None,
 ) -> None:
-    law = SamplingParams(
+    params = SamplingParams(
         min_p=min_p,
         repetition_penalty=repetition,
         presence_penalty=penalties[0],
@@ -64,18 +64,18 @@ def test_a_law_that_shapes_logits_there_and_back(
         logprobs=logprobs,
         prompt_len=lengths[1],
     )
-    assert codec.read_sampling(codec.write_sampling(SamplingParams(seed=law.min_tokens))) == SamplingParams(
-        seed=law.min_tokens
+    assert codec.read_sampling(codec.write_sampling(SamplingParams(seed=params.min_tokens))) == SamplingParams(
+        seed=params.min_tokens
     )
-    if not law.plain or law.prompt_len:
-        assert codec.read_sampling(codec.write_sampling(law)) == law
+    if not params.plain or params.prompt_len:
+        assert codec.read_sampling(codec.write_sampling(params)) == params
 
 
 def test_a_law_of_an_older_coordinator_asks_for_nothing_more() -> None:
-    law = codec.read_sampling(types_pb2.SequenceSampling(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN))
-    assert law == SamplingParams()
-    assert law.plain
-    assert not law.shapes
+    params = codec.read_sampling(types_pb2.SequenceSampling(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN))
+    assert params == SamplingParams()
+    assert params.plain
+    assert not params.shapes
 
 
 @pytest.mark.parametrize(

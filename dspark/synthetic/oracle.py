@@ -4,9 +4,9 @@ The target's token at a position is a hash of the sequence's key and that positi
 is drafted, verified or preempted. A drafter says the target's token where its keyed coin falls below the slot's true
 chance, and the next id where it does not: acceptance follows the true chances exactly, and a verdict is a comparison.
 
-The true chance of a slot is drawn anew for every (anchor position, slot) from a Beta law whose mean is the domain's
-figure, so blocks differ and confidence has something to tell. Confidence is the true chance, moved in logits by the
-file's bias and noise: with both 0 it is calibrated.
+The true chance of a slot is drawn anew for every (anchor position, slot) from a Beta distribution whose mean is the
+domain's figure, so blocks differ and confidence has something to tell. Confidence is the true chance, moved in logits
+by the file's bias and noise: with both 0 it is calibrated.
 
 Symbols: n sequences, k slots.
 """
@@ -25,7 +25,7 @@ Keys = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-QUANTILES = 2048  # equally likely values that stand for a Beta law: eleven bits
+QUANTILES = 2048  # equally likely values that stand for a Beta distribution: eleven bits
 _GRID = 20_001
 _MASK = (1 << 64) - 1
 _A, _B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
@@ -78,7 +78,7 @@ def beta_quantiles(mean: float, concentration: float | None) -> Floats:
     if concentration is None or not 0.0 < mean < 1.0:
         return np.full(QUANTILES, mean)
     a, b = mean * concentration, (1.0 - mean) * concentration
-    # In logits the density has exponential tails, also where that of the Beta law itself is unbounded.
+    # In logits the density has exponential tails, also where that of the Beta distribution itself is unbounded.
     reach = 40.0 / min(a, b, 1.0)
     logit = np.linspace(-min(reach, 700.0), min(reach, 700.0), _GRID)
     log_weight = -a * np.logaddexp(0.0, -logit) - b * np.logaddexp(0.0, logit)
@@ -90,7 +90,7 @@ def beta_quantiles(mean: float, concentration: float | None) -> Floats:
     return values * (mean / off) if off > mean else 1.0 - (1.0 - values) * ((1.0 - mean) / (1.0 - off))
 
 
-class SyntheticLaw:
+class SyntheticOracle:
     """The file's words made numbers."""
 
     def __init__(self, spec: SyntheticSpec) -> None:

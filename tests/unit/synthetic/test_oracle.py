@@ -8,7 +8,7 @@ import pytest
 from dspark.decoding.sparse_q import validate_q
 from dspark.errors import PeerError
 from dspark.synthetic.blocks import BlockMaker
-from dspark.synthetic.law import Keys, SyntheticLaw, beta_quantiles, mix, mix_one
+from dspark.synthetic.oracle import Keys, SyntheticOracle, beta_quantiles, mix, mix_one
 from dspark.synthetic.rows import SyntheticRows, first_token, read_rows
 from dspark.synthetic.spec import SyntheticSpec, read_spec
 from dspark.types import NO_Q, Cursor, Rule, SamplingParams
@@ -30,8 +30,8 @@ def spec(*, seed: int = 0, noise: float = 0.0) -> SyntheticSpec:
     )
 
 
-def many(law: SyntheticLaw) -> tuple[Keys, np.ndarray, np.ndarray]:
-    keys = np.array([law.key(n % 2, n, 0) for n in range(MANY)], np.uint64)
+def many(oracle: SyntheticOracle) -> tuple[Keys, np.ndarray, np.ndarray]:
+    keys = np.array([oracle.key(n % 2, n, 0) for n in range(MANY)], np.uint64)
     return keys, np.arange(MANY) % 2, np.arange(MANY) % 977
 
 
@@ -50,10 +50,10 @@ def test_quantiles_have_the_mean_and_stay_probabilities(mean: float, concentrati
 
 
 def test_slots_are_kept_as_often_as_the_file_says_given_the_slots_before() -> None:
-    law = SyntheticLaw(spec())
-    keys, domains, anchors = many(law)
-    said, _ = law.draft(keys, domains, anchors)
-    right = said == law.target(keys[:, None], anchors[:, None] + 1 + np.arange(3))
+    oracle = SyntheticOracle(spec())
+    keys, domains, anchors = many(oracle)
+    said, _ = oracle.draft(keys, domains, anchors)
+    right = said == oracle.target(keys[:, None], anchors[:, None] + 1 + np.arange(3))
     for domain, accept in enumerate(ACCEPT.values()):
         alive = domains == domain
         for slot, mean in enumerate(accept):
@@ -64,11 +64,11 @@ def test_slots_are_kept_as_often_as_the_file_says_given_the_slots_before() -> No
 
 
 def test_confidences_without_noise_are_calibrated_in_every_bin() -> None:
-    law = SyntheticLaw(spec())
-    keys, domains, anchors = many(law)
-    said, chances = law.draft(keys, domains, anchors)
-    sure = law.confidences(keys, anchors, chances)
-    right = said == law.target(keys[:, None], anchors[:, None] + 1 + np.arange(3))
+    oracle = SyntheticOracle(spec())
+    keys, domains, anchors = many(oracle)
+    said, chances = oracle.draft(keys, domains, anchors)
+    sure = oracle.confidences(keys, anchors, chances)
+    right = said == oracle.target(keys[:, None], anchors[:, None] + 1 + np.arange(3))
     for low in np.arange(0.0, 1.0, 0.1):
         inside = (sure >= low) & (sure < low + 0.1)
         assert inside.sum() > 1000
@@ -76,7 +76,7 @@ def test_confidences_without_noise_are_calibrated_in_every_bin() -> None:
 
 
 def test_noise_moves_confidences_and_not_acceptance() -> None:
-    plain, noisy = SyntheticLaw(spec()), SyntheticLaw(spec(noise=1.0))
+    plain, noisy = SyntheticOracle(spec()), SyntheticOracle(spec(noise=1.0))
     keys, domains, anchors = many(plain)
     said, chances = noisy.draft(keys, domains, anchors)
     assert (said == plain.draft(keys, domains, anchors)[0]).all()
@@ -89,21 +89,25 @@ def test_noise_moves_confidences_and_not_acceptance() -> None:
 
 def test_blocks_repeat_and_change_with_the_seed() -> None:
     def block(seed: int, request_seed: int = 7) -> tuple[int, ...]:
-        maker = BlockMaker(SyntheticLaw(spec(seed=seed)), 64)
-        cursors, laws = [Cursor(1, 1, 1, 40)], [SamplingParams(seed=request_seed)]
-        return maker.make(cursors=cursors, laws=laws, first_tokens=[5], slots=[0], watermarks=[39])[0].token_ids
+        maker = BlockMaker(SyntheticOracle(spec(seed=seed)), 64)
+        cursors, all_params = [Cursor(1, 1, 1, 40)], [SamplingParams(seed=request_seed)]
+        return maker.make(cursors=cursors, all_params=all_params, first_tokens=[5], slots=[0], watermarks=[39])[
+            0
+        ].token_ids
 
     assert block(0) == block(0)
     assert len({block(0), block(1), block(0, 8)}) == 3
 
 
 def test_blocks_carry_what_their_ids_were_drawn_from() -> None:
-    law = SyntheticLaw(spec())
-    maker = BlockMaker(law, 64)
-    laws = [SamplingParams(seed=n, temperature=float(n % 2)) for n in range(50)]
+    oracle = SyntheticOracle(spec())
+    maker = BlockMaker(oracle, 64)
+    all_params = [SamplingParams(seed=n, temperature=float(n % 2)) for n in range(50)]
     cursors = [Cursor(n, 1, 1, 40 + n) for n in range(50)]
-    blocks = maker.make(cursors=cursors, laws=laws, first_tokens=[0] * 50, slots=[0, 2] * 25, watermarks=[9] * 50)
-    for block, one in zip(blocks, laws, strict=True):
+    blocks = maker.make(
+        cursors=cursors, all_params=all_params, first_tokens=[0] * 50, slots=[0, 2] * 25, watermarks=[9] * 50
+    )
+    for block, one in zip(blocks, all_params, strict=True):
         ids, probs = block.q.arrays()
         assert block.q.entries == (1 if one.greedy else 64)
         assert len(block.token_ids) == len(block.confidence) == (2 if one.temperature else 3)
@@ -111,10 +115,10 @@ def test_blocks_carry_what_their_ids_were_drawn_from() -> None:
 
 
 def test_coupled_blocks_carry_no_distributions() -> None:
-    laws = [SamplingParams(rule=Rule.COUPLED), SamplingParams(rule=Rule.COUPLED, temperature=0.0)]
+    all_params = [SamplingParams(rule=Rule.COUPLED), SamplingParams(rule=Rule.COUPLED, temperature=0.0)]
     cursors = [Cursor(n, 1, 1, 40) for n in range(2)]
-    made = BlockMaker(SyntheticLaw(spec()), 64).make(
-        cursors=cursors, laws=laws, first_tokens=[0, 1], slots=[0, 0], watermarks=[39, 39]
+    made = BlockMaker(SyntheticOracle(spec()), 64).make(
+        cursors=cursors, all_params=all_params, first_tokens=[0, 1], slots=[0, 0], watermarks=[39, 39]
     )
     assert [block.q for block in made] == [NO_Q, NO_Q]
 
