@@ -219,7 +219,7 @@ class DraftEngine(DraftEngineCore):
         return proposal, anchors
 
     def _shapers(self, items: list[DraftItem]) -> list[Shaper | None] | None:
-        """What the parameters make of logits after the rows that count, the anchor not among them; None when nothing."""
+        """What the parameters make of logits after the rows that count, without the anchor; None when nothing."""
         if not any(item.params.shapes for item in items):
             return None
         return [
