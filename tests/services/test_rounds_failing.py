@@ -63,7 +63,7 @@ def drafter(pair: str, **settings: Any) -> Any:
 
 def truth(process: Any, answer: Answer) -> list[int]:
     oracle = SyntheticOracle(process.engine.spec)
-    key = oracle.key(int(answer.prompt[0]), answer.oracle.seed, answer.oracle.choice)
+    key = oracle.key(int(answer.prompt[0]), answer.params.seed, answer.params.choice)
     positions = np.arange(len(answer.prompt), len(answer.prompt) + answer.room)
     return [int(token) for token in oracle.target(np.full(len(positions), key, np.uint64), positions)]
 
