@@ -10,6 +10,7 @@ coupled rule, which has no coins to integrate, is walked by `coupled_law`.
 
 from __future__ import annotations
 
+import abc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def sent(weights: npt.NDArray[np.floating]) -> Floats:
     return exact / exact.sum(axis=-1, keepdims=True)
 
 
-class Rounds:
+class Rounds(abc.ABC):
     """Every block that a drafter of `world` could draw; what comes of it is the rule's."""
 
     def __init__(self, world: World, machine: Machine) -> None:
@@ -99,9 +100,9 @@ class Rounds:
             if chance > 0.0:
                 yield block, chance, tuple(self._confidence[slot] for slot in slots)
 
+    @abc.abstractmethod
     def outcomes(self, committed: Tokens, prefix: Tokens) -> Iterator[tuple[Tokens, float]]:
         """(tokens committed by this round, their probability); tokens past the horizon do not matter."""
-        raise NotImplementedError
 
 
 class TokenRounds(Rounds):
