@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import heapq
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,20 +15,18 @@ from faults.network import Network
 SECONDS = {"judge_cohort": 0.005, "timed_draft": 0.002, "prefill_next": 0.005, "ingest_many": 0.0002}
 OTHERWISE_S = 0.00002
 
+Seconds = Mapping[str, float | Callable[[Any], float]]  # by a function's name, of what the function says itself
+
 
 class SimulatedDevice(DeviceWorker):
     """A `DeviceWorker` in simulated time: its queue, and the loop instead of its thread.
 
-    A job's effects on the device happen when it begins; who asked hears of it when it ends, unless the process has
-    died in between. seconds: of each kind of job, by the name of its function; or a function of the job's arguments.
-    at_end: effects happen when a job ends, as of one that computes apart and says itself that it is over.
+    A job has its effects when it ends, and none where the process has died in between: jobs hand on what they made
+    themselves. seconds: of each kind of job, by the name of its function; or made of that function.
     """
 
-    def __init__(
-        self, network: Network, seconds: Mapping[str, float | Callable[..., float]], *, at_end: bool = False
-    ) -> None:
-        self._at_end = at_end
-        self._seconds: dict[str, float | Callable[..., float]] = {**SECONDS, **seconds}
+    def __init__(self, network: Network, seconds: Seconds) -> None:
+        self._seconds: dict[str, float | Callable[[Any], float]] = {**SECONDS, **seconds}
         self._node = network.here()
         self._working = False
         super().__init__(self._node.name)
@@ -60,28 +57,18 @@ class SimulatedDevice(DeviceWorker):
             if future is not None and future.cancelled():
                 continue
             takes = self._seconds.get(getattr(function, "__name__", ""), OTHERWISE_S)
-            seconds = takes(*args) if callable(takes) else takes
-            if self._at_end:
-                self._working = True
-                self.busy_s += seconds
-                loop.call_later(seconds, self._node.when_awake, lambda function=function: self._finish(function))
-                continue
-            result: Any = None
-            error: Exception | None = None
-            self._working = True  # what this job posts waits until it is over
-            try:
-                result = _timed(function(*args), int(seconds * 1e9))
-            except Exception as caught:  # handed to whoever asked
-                error = caught
+            seconds = takes(function) if callable(takes) else takes
+            self._working = True  # what the job posts waits until it is over
             self.busy_s += seconds
-            loop.call_later(seconds, self._node.when_awake, lambda done=(future, result, error): self._over(*done))
+            loop.call_later(seconds, self._node.when_awake, lambda job=(future, function, args): self._end(*job))
 
-    def _finish(self, function: Callable[[], object]) -> None:
-        with contextlib.suppress(Exception):  # its own affair
-            function()
-        self._over(None, None, None)
-
-    def _over(self, future: asyncio.Future[Any] | None, result: Any, error: Exception | None) -> None:
+    def _end(self, future: asyncio.Future[Any] | None, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        result: Any = None
+        error: Exception | None = None
+        try:
+            result = function(*args)
+        except Exception as caught:  # handed to whoever asked
+            error = caught
         self._working = False
         if future is not None and not future.done():
             if error is None:
@@ -89,12 +76,3 @@ class SimulatedDevice(DeviceWorker):
             else:
                 future.set_exception(error)
         self._begin()
-
-
-def _timed(result: Any, nanoseconds: int) -> Any:
-    """What the engine measured of itself is replaced by what the simulation says."""
-    if dataclasses.is_dataclass(result) and hasattr(result, "forward_ns"):
-        return dataclasses.replace(result, forward_ns=nanoseconds)  # type: ignore[type-var]
-    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], list) and isinstance(result[1], int):
-        return result[0], nanoseconds  # blocks and their time
-    return result

@@ -29,7 +29,7 @@ from draft_service import process as draft_process
 from draft_service.config import DraftConfig
 from dspark.client import AsyncClient, Chunk, DsparkError, Finished
 from dspark.runtime import worker
-from faults.device import SimulatedDevice
+from faults.device import Seconds, SimulatedDevice
 from faults.drafter_stream import MemoryDrafterStream
 from faults.memory_grpc import MemoryChannel, MemoryServer
 from faults.network import Network
@@ -78,7 +78,7 @@ class SimulatedCell:
         plan: Plan | None = None,
         hop_s: float = 0.0002,
         watch_s: float = 4.0,
-        seconds: Mapping[str, float | Callable[..., float]] | None = None,
+        seconds: Seconds | None = None,
     ) -> None:
         self.network = Network(plan, hop_s=hop_s, watch_s=watch_s)
         self.tape = None if synthetic else Tape()
@@ -285,7 +285,7 @@ def in_memory(cell: SimulatedCell) -> Iterator[None]:
         return MemoryDrafterStream(network, *args, **more)
 
     def device(name: str, **_: Any) -> SimulatedDevice:
-        return SimulatedDevice(network, cell.seconds, at_end=name.endswith("-passes"))
+        return SimulatedDevice(network, cell.seconds)
 
     with contextlib.ExitStack() as stack:
         for name, made in (("insecure_channel", channel), ("secure_channel", channel), ("server", server)):

@@ -124,14 +124,20 @@ def test_answers_are_the_same_while_both_pools_grow_shrink_and_vanish() -> None:
     assert seen["drafts"] > 0
 
 
-def _draft_pass(items: list[Any]) -> float:
-    return 0.004 + 0.006 * len(items)
+def _draft_pass(sequences: int) -> float:
+    return 0.004 + 0.006 * sequences
+
+
+def _of_waiting(timed_draft: Any) -> float:
+    """The drafter's next pass takes all that wait for it."""
+    waiting = timed_draft.__self__._waiting.values()
+    return _draft_pass(sum(len(asked.items) for queue in waiting for asked in queue))
 
 
 def _wanted(streams: int, verify_s: float, cohorts: int) -> int:
     """Fewest drafters that are busy 70 % of a cycle at most, when so many cohorts take turns in the lane."""
     for drafters in range(1, 7):
-        draft_s = _draft_pass([0] * -(-streams // cohorts // drafters))
+        draft_s = _draft_pass(-(-streams // cohorts // drafters))
         cycle_s = draft_s + verify_s if cohorts == 1 else cohorts * max(verify_s, draft_s)
         if cohorts * draft_s <= 0.7 * cycle_s:
             return drafters
@@ -142,9 +148,9 @@ def _wanted(streams: int, verify_s: float, cohorts: int) -> int:
 @pytest.mark.parametrize("streams", [8, 16])
 def test_the_autoscaler_reaches_what_the_costs_ask_for_and_stays(streams: int) -> None:
     verify_s = 0.03
-    config = AutoscaleConfig(
-        enabled=True, max_drafters=6, up_after_s=4, down_after_s=20, zero_after_s=40, cool_down_s=6, look_s=1
-    )
+    patience = {"up_after_s": 4, "down_after_s": 20, "zero_after_s": 40, "cool_down_s": 6, "look_s": 1}
+    # By how busy they are: simulated jobs take up their orders when they end, so what orders wait holds the pass too.
+    config = AutoscaleConfig(enabled=True, max_drafters=6, draft_wait_ms=1000, **patience)
 
     async def story(cell: SimulatedCell) -> list[tuple[float, int]]:
         over = asyncio.Event()
@@ -172,7 +178,7 @@ def test_the_autoscaler_reaches_what_the_costs_ask_for_and_stays(streams: int) -
             watching.cancel()
         return sizes
 
-    sizes = simulate(story, synthetic=True, seconds={"judge_cohort": verify_s, "timed_draft": _draft_pass})
+    sizes = simulate(story, synthetic=True, seconds={"judge_cohort": verify_s, "timed_draft": _of_waiting})
     counts = [drafters for _, drafters in sizes]
     top = max(counts)
     assert _wanted(streams, verify_s, 1) <= top <= _wanted(streams, verify_s, 2) + 1, counts
