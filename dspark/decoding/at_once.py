@@ -50,10 +50,10 @@ def greedy(logits: Tensor, at: Given) -> Decision:
     return Decision(accepted, _at(top, accepted), sound, at.q_probs, torch.zeros_like(accepted))
 
 
-def coupled(logits: Tensor, at: Given, all_params: SamplingColumns, noise: Tensor) -> Decision:
+def coupled(logits: Tensor, at: Given, columns: SamplingColumns, noise: Tensor) -> Decision:
     """The same of what the target draws, from logits that are shaped: distributions as in `ratio`, noise [m * (L + 1),
     V]."""
-    probs = distribution(logits[at.rows].flatten(0, 1), all_params, waits=False)
+    probs = distribution(logits[at.rows].flatten(0, 1), columns, waits=False)
     drawn, leads, sound = (part.view(at.rows.shape) for part in race(probs, noise))
     accepted = _matched(drawn, at)
     looked_at = torch.arange(at.rows.shape[1], device=logits.device) <= accepted.unsqueeze(-1)
@@ -68,10 +68,10 @@ def _matched(tokens: Tensor, at: Given) -> Tensor:
     return matched.long().cumprod(dim=-1).sum(dim=-1)
 
 
-def ratio(logits: Tensor, at: Given, all_params: SamplingColumns) -> Decision:
-    """logits [T, V], shaped; all_params: a row for each of m * (L + 1), or one."""
+def ratio(logits: Tensor, at: Given, columns: SamplingColumns) -> Decision:
+    """logits [T, V], shaped; columns: a row for each of m * (L + 1), or one."""
     m, longest = at.drafted.shape
-    probs = distribution(logits[at.rows].flatten(0, 1), all_params, waits=False).view(m, longest + 1, -1)
+    probs = distribution(logits[at.rows].flatten(0, 1), columns, waits=False).view(m, longest + 1, -1)
     p = probs[:, :-1].gather(-1, at.q_ids)
     own = (at.q_ids == at.drafted.unsqueeze(-1)) & (at.q_probs > 0)
     q, mine = (torch.where(own, part, 0.0).sum(dim=-1) for part in (at.q_probs, p))

@@ -59,12 +59,12 @@ def judge_at_once(
             decisions.append(at_once.greedy(logits, at))
             continue
         each = [case.params for case in piece for _ in range(at.rows.shape[1])]
-        all_params = SamplingColumns.of(each, logits.device)
+        columns = SamplingColumns.of(each, logits.device)
         if kind == "ratio":
-            decisions.append(ratio(logits, at, all_params))
+            decisions.append(ratio(logits, at, columns))
             continue
         noise = times(each, _positions(piece, at.rows.shape[1]), logits.shape[-1], logits.device)
-        decisions.append(at_once.coupled(logits, at, all_params, noise))
+        decisions.append(at_once.coupled(logits, at, columns, noise))
     for (kind, places), (made, ties, p) in zip(chosen, _back(decisions, watched=watch is not None), strict=True):
         for index, verdict, tied in zip(places, made, ties, strict=True):
             verdicts[index] = verdict

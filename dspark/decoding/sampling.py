@@ -87,16 +87,16 @@ def best(logits: Tensor) -> Tensor:
     return ids
 
 
-def distribution(logits: Tensor, all_params: SamplingColumns, *, waits: bool = True) -> Tensor:
+def distribution(logits: Tensor, columns: SamplingColumns, *, waits: bool = True) -> Tensor:
     """logits [n, V] -> probabilities [n, V] float64 under each row's parameters. Without waits nothing looks at a
     number that was computed; no row may be greedy then."""
-    if all_params.all_greedy:
+    if columns.all_greedy:
         return _one_hot(best(logits), logits.shape[-1])
-    probs = torch.softmax(logits.to(torch.float64, copy=True).div_(all_params.temperature), dim=-1)
-    if all_params.any_top_k or all_params.any_top_p or all_params.min_p is not None:
-        probs = _truncate(probs, all_params, waits=waits)
-    if all_params.any_greedy:
-        probs = torch.where(all_params.greedy, _one_hot(best(logits), logits.shape[-1]), probs)
+    probs = torch.softmax(logits.to(torch.float64, copy=True).div_(columns.temperature), dim=-1)
+    if columns.any_top_k or columns.any_top_p or columns.min_p is not None:
+        probs = _truncate(probs, columns, waits=waits)
+    if columns.any_greedy:
+        probs = torch.where(columns.greedy, _one_hot(best(logits), logits.shape[-1]), probs)
     return probs
 
 
@@ -114,7 +114,7 @@ def draw(probs: Tensor, u: Tensor) -> Tensor:
 
 
 def draft_distribution(
-    logits: Tensor, all_params: SamplingColumns, entries: int, *, waits: bool = True
+    logits: Tensor, columns: SamplingColumns, entries: int, *, waits: bool = True
 ) -> tuple[Tensor, Tensor]:
     """The distributions a drafter draws from and sends: logits [n, V] -> ids [n, K] int64, probs [n, K] float32.
 
@@ -123,39 +123,39 @@ def draft_distribution(
     looks at a number that was computed.
     """
     top = best if waits else largest
-    if all_params.all_greedy:
+    if columns.all_greedy:
         ids = top(logits).unsqueeze(-1)
         return ids, torch.ones(ids.shape, dtype=torch.float32, device=ids.device)
     likeliest, ids = logits.topk(min(entries, logits.shape[-1]), dim=-1)
-    scaled = likeliest.double() / all_params.temperature
+    scaled = likeliest.double() / columns.temperature
     probs = torch.softmax(scaled, dim=-1)
     rank = torch.arange(ids.shape[-1], device=ids.device)
-    if all_params.min_p is not None:
-        probs = probs.masked_fill(probs < all_params.min_p * probs[:, :1], 0.0)
+    if columns.min_p is not None:
+        probs = probs.masked_fill(probs < columns.min_p * probs[:, :1], 0.0)
         probs = probs / probs.sum(dim=-1, keepdim=True)
-    if all_params.any_top_k:
-        probs = probs.masked_fill((all_params.top_k > 0) & (rank >= all_params.top_k), 0.0)
+    if columns.any_top_k:
+        probs = probs.masked_fill((columns.top_k > 0) & (rank >= columns.top_k), 0.0)
         probs = probs / probs.sum(dim=-1, keepdim=True)
-    if all_params.any_top_p:
+    if columns.any_top_p:
         # The nucleus of the distribution is that of the whole row; under a top-k that fits, the kept entries are the
         # whole.
-        rows = logits.double() / all_params.temperature
-        if all_params.min_p is not None:
+        rows = logits.double() / columns.temperature
+        if columns.min_p is not None:
             # Of the whole row and of the entries alike, only what min-p leaves.
-            least = scaled[:, :1] + all_params.min_p.log()
+            least = scaled[:, :1] + columns.min_p.log()
             rows, scaled = (part.masked_fill(part < least, -torch.inf) for part in (rows, scaled))
         whole = torch.logsumexp(rows, dim=-1, keepdim=True)
         covered = torch.exp(torch.logsumexp(scaled, dim=-1, keepdim=True) - whole)
-        covered = torch.where((all_params.top_k > 0) & (all_params.top_k <= ids.shape[-1]), 1.0, covered)
+        covered = torch.where((columns.top_k > 0) & (columns.top_k <= ids.shape[-1]), 1.0, covered)
         before = probs.cumsum(dim=-1).roll(1, dims=-1) * covered
-        cut = (rank > 0) & (before >= all_params.top_p) & (all_params.top_p < 1.0)
+        cut = (rank > 0) & (before >= columns.top_p) & (columns.top_p < 1.0)
         probs = probs.masked_fill(cut, 0.0)
         probs = probs / probs.sum(dim=-1, keepdim=True)
-    if all_params.any_greedy:
+    if columns.any_greedy:
         first = top(logits).unsqueeze(-1)
         displaced = torch.where(ids == first, ids[:, :1], ids)  # among equals the sort may have put another id first
-        ids = torch.where(all_params.greedy, torch.where(rank == 0, first, displaced), ids)
-        probs = torch.where(all_params.greedy, (rank == 0).double(), probs)
+        ids = torch.where(columns.greedy, torch.where(rank == 0, first, displaced), ids)
+        probs = torch.where(columns.greedy, (rank == 0).double(), probs)
     return ids, probs.float()
 
 
@@ -178,22 +178,22 @@ def _one_hot(ids: Tensor, vocab: int) -> Tensor:
     return torch.zeros(len(ids), vocab, dtype=torch.float64, device=ids.device).scatter_(-1, ids.unsqueeze(-1), 1.0)
 
 
-def _truncate(probs: Tensor, all_params: SamplingColumns, *, waits: bool) -> Tensor:
+def _truncate(probs: Tensor, columns: SamplingColumns, *, waits: bool) -> Tensor:
     """Each row's `kept` most likely tokens, renormalised. How many is read off sorted values, so ties cannot matter."""
     vocab = probs.shape[-1]
     if probs.device.type == "cpu":
         ascending = torch.from_numpy(np.sort(probs.numpy(), axis=-1))  # vectorised, unlike torch's on a CPU
     else:
         ascending = probs.sort(dim=-1).values
-    kept = torch.where(all_params.top_k > 0, all_params.top_k, vocab).clamp_(max=vocab).expand(len(probs), 1)
-    if all_params.min_p is not None:  # equals are kept or cut together
-        likely = vocab - torch.searchsorted(ascending, all_params.min_p * ascending[:, -1:])
+    kept = torch.where(columns.top_k > 0, columns.top_k, vocab).clamp_(max=vocab).expand(len(probs), 1)
+    if columns.min_p is not None:  # equals are kept or cut together
+        likely = vocab - torch.searchsorted(ascending, columns.min_p * ascending[:, -1:])
         kept = torch.minimum(kept, likely.clamp_(min=1))  # none of a row of NaN, and a card that looks there dies
-    if all_params.any_top_p:
+    if columns.any_top_p:
         mass = ascending.flip(-1).cumsum(dim=-1)
-        bound = all_params.top_p * mass.gather(-1, kept - 1)
+        bound = columns.top_p * mass.gather(-1, kept - 1)
         nucleus = torch.searchsorted(mass, bound) + 1  # the fewest whose mass reaches the bound
-        kept = torch.where(all_params.top_p < 1.0, torch.minimum(nucleus, kept), kept)
+        kept = torch.where(columns.top_p < 1.0, torch.minimum(nucleus, kept), kept)
     least = ascending.gather(-1, vocab - kept)
     inside = probs >= least
     over = vocab - torch.searchsorted(ascending, least) - kept  # equals of the last one kept that are too many

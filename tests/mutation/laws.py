@@ -52,22 +52,22 @@ LAWS = [
         ),
         (
             "a nucleus is that of the whole row, not of the top k",
-            "bound = all_params.top_p * mass.gather(-1, kept - 1)",
-            "bound = all_params.top_p * mass[:, -1:]",
+            "bound = columns.top_p * mass.gather(-1, kept - 1)",
+            "bound = columns.top_p * mass[:, -1:]",
             SAMPLING,
         ),
         (
             "min-p cuts those that reach it",
-            "vocab - torch.searchsorted(ascending, all_params.min_p * ascending[:, -1:])\n",
-            "vocab - torch.searchsorted(ascending, all_params.min_p * ascending[:, -1:], right=True)"
+            "vocab - torch.searchsorted(ascending, columns.min_p * ascending[:, -1:])\n",
+            "vocab - torch.searchsorted(ascending, columns.min_p * ascending[:, -1:], right=True)"
             ".clamp_(max=vocab - 1)\n",
             SAMPLING,
         ),
         ("rows of no numbers look outside themselves", "likely.clamp_(min=1)", "likely", SAMPLING),
         (
             "min-p is a probability of its own",
-            "all_params.min_p * ascending[:, -1:]",
-            "all_params.min_p.expand(len(probs), 1)",
+            "columns.min_p * ascending[:, -1:]",
+            "columns.min_p.expand(len(probs), 1)",
             SAMPLING,
         ),
         (
@@ -96,7 +96,7 @@ LAWS = [
         ),
         (
             "greedy rows of a mixed cohort are sampled",
-            "probs = torch.where(all_params.greedy, _one_hot(best(logits), logits.shape[-1]), probs)",
+            "probs = torch.where(columns.greedy, _one_hot(best(logits), logits.shape[-1]), probs)",
             "pass",
             SAMPLING,
         ),
@@ -114,8 +114,8 @@ LAWS = [
         ),
         (
             "draft and law cut another top k",
-            "(all_params.top_k > 0) & (rank >= all_params.top_k)",
-            "(all_params.top_k > 0) & (rank > all_params.top_k)",
+            "(columns.top_k > 0) & (rank >= columns.top_k)",
+            "(columns.top_k > 0) & (rank > columns.top_k)",
             SAMPLING,
         ),
         (
@@ -339,8 +339,8 @@ LAWS = [
     harmless(
         "a nucleus may be larger than the top k",
         "dspark/decoding/sampling.py",
-        "torch.where(all_params.top_p < 1.0, torch.minimum(nucleus, kept), kept)",
-        "torch.where(all_params.top_p < 1.0, nucleus, kept)",
+        "torch.where(columns.top_p < 1.0, torch.minimum(nucleus, kept), kept)",
+        "torch.where(columns.top_p < 1.0, nucleus, kept)",
         "a share of what the top k have together is reached by them",
     ),
 ]

@@ -195,7 +195,7 @@ RULES = [
         ),
         (
             "the temperature is ignored",
-            "copy=True).div_(all_params.temperature)",
+            "copy=True).div_(columns.temperature)",
             "copy=True)",
             (f"{D}test_sampling.py",),
         ),
@@ -207,8 +207,8 @@ RULES = [
         ),
         (
             "q is not renormalised after the cut",
-            "probs = probs / probs.sum(dim=-1, keepdim=True)\n    if all_params.any_top_p:",
-            "pass\n    if all_params.any_top_p:",
+            "probs = probs / probs.sum(dim=-1, keepdim=True)\n    if columns.any_top_p:",
+            "pass\n    if columns.any_top_p:",
             (f"{D}test_sampling.py",),
         ),
     ),

@@ -123,9 +123,9 @@ def test_a_pass_of_many_rows_is_weighed_in_pieces(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(judge_at_once, "ROWS", 12)
     sizes = []
 
-    def counted(logits: torch.Tensor, at: Given, all_params: SamplingColumns) -> Decision:
+    def counted(logits: torch.Tensor, at: Given, columns: SamplingColumns) -> Decision:
         sizes.append(at.rows.numel())
-        return at_once.ratio(logits, at, all_params)
+        return at_once.ratio(logits, at, columns)
 
     for seed in range(20):
         logits, cases = pass_of(seed, ALL_PARAMS * 5)
@@ -208,7 +208,7 @@ def test_nothing_looks_at_a_number() -> None:
     logits, cases = pass_of(2, ALL_PARAMS[1:6])
     made = judge_at_once.given(cases, torch.device("cpu"), draws=True)
     bare = Given(*(each.to("meta") for each in made))
-    all_params = SamplingColumns.of(
+    columns = SamplingColumns.of(
         [case.params for case in cases for _ in range(made.rows.shape[1])], torch.device("meta")
     )
     count = made.rows.numel()
@@ -216,8 +216,8 @@ def test_nothing_looks_at_a_number() -> None:
     told = logits.to("meta")
     decisions = [
         at_once.greedy(told, bare),
-        at_once.ratio(told, bare, all_params),
-        at_once.coupled(told, bare, all_params, noise),
+        at_once.ratio(told, bare, columns),
+        at_once.coupled(told, bare, columns, noise),
     ]
     assert [each.token.shape for each in decisions] == [(len(cases),)] * 3
 
@@ -226,7 +226,7 @@ def test_the_rules_are_one_graph() -> None:
     """As `torch.compile` needs it to be."""
     logits, cases = pass_of(4, ALL_PARAMS[1:6])
     made = judge_at_once.given(cases, torch.device("cpu"), draws=True)
-    all_params = SamplingColumns.of([case.params for case in cases for _ in range(made.rows.shape[1])])
+    columns = SamplingColumns.of([case.params for case in cases for _ in range(made.rows.shape[1])])
     whole = torch.compile(at_once.ratio, backend="eager", fullgraph=True)
-    for mine, other in zip(whole(logits, made, all_params), at_once.ratio(logits, made, all_params), strict=True):
+    for mine, other in zip(whole(logits, made, columns), at_once.ratio(logits, made, columns), strict=True):
         torch.testing.assert_close(mine, other)

@@ -280,10 +280,8 @@ def test_entries_of_a_draft_are_distinct_also_in_mixed_cohorts_with_ties() -> No
     logits = torch.zeros(4, 30)
     logits[1, 10:] = 1.0
     logits[2, 29] = 2.0
-    all_params = SamplingColumns.of(
-        [SamplingParams(0.0), SamplingParams(0.0), SamplingParams(0.0), SamplingParams(1.0)]
-    )
-    ids, probs = draft_distribution(logits, all_params, 5)
+    columns = SamplingColumns.of([SamplingParams(0.0), SamplingParams(0.0), SamplingParams(0.0), SamplingParams(1.0)])
+    ids, probs = draft_distribution(logits, columns, 5)
     assert ids[:3, 0].tolist() == [0, 10, 29]
     assert probs[:3].tolist() == [[1.0, 0.0, 0.0, 0.0, 0.0]] * 3
     assert all(len(set(row)) == 5 for row in ids.tolist())
