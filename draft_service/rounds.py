@@ -109,9 +109,8 @@ class Rounds:
         self._posted = self._over = False
         self._heard_at = time.monotonic()
         self._verifier: int | None = None
-        self._all_params: dict[
-            tuple[int, int], tuple[int, SamplingParams]
-        ] = {}  # by sequence and epoch: its number here, its parameters
+        # By sequence and epoch: its number here, its parameters.
+        self._sequences: dict[tuple[int, int], tuple[int, SamplingParams]] = {}
         self._arriving: _Arriving | None = None
         self._last = self._open = 0  # order
         worker.draining.listen(self._say_draining)
@@ -138,7 +137,7 @@ class Rounds:
         if left > 0:
             return left
         log.warning("rounds.lease_over", lease_s=lease_s)
-        self._metrics.dropped.labels(kind="sequence", reason="lease").inc(len(self._all_params))
+        self._metrics.dropped.labels(kind="sequence", reason="lease").inc(len(self._sequences))
         raise Unavailable(f"lease: nothing came for {lease_s:g} s")
 
     def close(self) -> None:
@@ -157,7 +156,7 @@ class Rounds:
         self._inbox.clear()
         self._drafting.forget(self._owner)
         if self._verifier is not None:
-            for sequence, _ in self._all_params:
+            for sequence, _ in self._sequences:
                 self._keys.close(self._verifier, sequence, self._owner)
         freed = self._engine.release_owner(self._owner)
         self._worker.note_load()
@@ -203,7 +202,7 @@ class Rounds:
                 self._close_contexts([(ref.sequence, ref.epoch) for ref in command.close.sequences])
             case "keep":
                 wanted = {(ref.sequence, ref.epoch) for ref in command.keep.sequences}
-                self._close_contexts([at for at in self._all_params if at not in wanted])  # a word of it got lost
+                self._close_contexts([at for at in self._sequences if at not in wanted])  # a word of it got lost
             case _:
                 raise PeerError("command: is empty")
 
@@ -228,7 +227,7 @@ class Rounds:
             refusal = Refusal(RefusalReason.NO_PAGES, "the drafter is draining")
         else:
             number = self._keys.open(self._verifier, told.sequence, self._owner)
-            self._all_params[told.sequence, told.epoch] = (number, params)
+            self._sequences[told.sequence, told.epoch] = (number, params)
             try:
                 refusal = self._engine.open(Cursor(number, told.epoch, 0, 0), told.reserve_tokens, owner=self._owner)
             except Exception as error:
@@ -245,10 +244,10 @@ class Rounds:
 
     def _forget(self, sequence: int, epoch: int) -> int | None:
         """The number that it had here, which is given up with its last epoch."""
-        known = self._all_params.pop((sequence, epoch), None)
+        known = self._sequences.pop((sequence, epoch), None)
         if known is None:
             return None
-        if not any(other == sequence for other, _ in self._all_params):
+        if not any(other == sequence for other, _ in self._sequences):
             assert self._verifier is not None
             self._keys.close(self._verifier, sequence, self._owner)
         return known[0]
@@ -303,7 +302,7 @@ class Rounds:
         able: list[DraftItem] = []
         cursors = map(Cursor, order.sequences, order.epochs, order.rounds, order.committed_lens)
         for cursor, anchor, slots in zip(cursors, order.anchors, order.slots, strict=True):
-            known = self._all_params.get(cursor[:2])
+            known = self._sequences.get(cursor[:2])
             if known is None:
                 asked.append(Block(cursor, empty_reason=EmptyReason.UNKNOWN_SEQUENCE))
                 continue

@@ -298,7 +298,7 @@ STREAMS: list[Mutant] = [
         ),
         (
             "what nobody wants any more is kept",
-            "self._close_contexts([at for at in self._all_params if at not in wanted])",
+            "self._close_contexts([at for at in self._sequences if at not in wanted])",
             "self._close_contexts([])",
             (f"{D}contexts_that_nobody_names_any_more_are_freed",),
         ),
