@@ -27,7 +27,7 @@ def rule_problem(params: SamplingParams, vocab_size: int) -> Refusal | None:
 
 
 def shaper_of(state: CachedSequence) -> Shaper | None:
-    """What the parameters make of logits after the committed tokens; None when it leaves them alone."""
+    """What the parameters make of logits after the committed tokens; None when they leave them alone."""
     if not state.params.shapes:
         return None
     if state.shaper is None:

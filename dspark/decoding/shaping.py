@@ -7,7 +7,7 @@ token's count in the answer and, where that is not 0, `presence_penalty` are sub
 history which includes the drafted tokens before slot k, so the distribution of what is emitted is that of plain
 decoding.
 
-Parameters that ask for none of it cost nothing: its sequences have no `Shaper`. Knows nothing of services or rules.
+Parameters that ask for none of it cost nothing: their sequences have no `Shaper`. Knows nothing of services or rules.
 Symbols: l drafted tokens of one sequence, which owns l + 1 rows; c columns, the ids that may change; V vocabulary.
 """
 

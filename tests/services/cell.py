@@ -82,12 +82,12 @@ class Cell:
 
 
 class Recorded:
-    """The rounds that a verifier judged, by (seed, choice) of their laws. Changes nothing of them."""
+    """The rounds that a verifier judged, by (seed, choice) of their parameters. Changes nothing of them."""
 
     def __init__(self, engine: Any) -> None:
         self.rounds: dict[tuple[int, int], list[RecordedRound]] = defaultdict(list)
         self._engine, self._begin, self._end = engine, engine.begin, engine.end
-        self._under_way: dict[int, list[tuple[Any, SamplingParams]]] = {}  # by step: items and their laws
+        self._under_way: dict[int, list[tuple[Any, SamplingParams]]] = {}  # by step: items and their parameters
         engine.begin, engine.end = self._begun, self._ended
 
     def _begun(self, items: Any) -> Any:

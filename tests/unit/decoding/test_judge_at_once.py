@@ -193,7 +193,7 @@ def test_a_pass_is_waited_for_once(
     counts = []
     for count in (1, 4):
         logits, cases = pass_of(5, all_params * count)
-        judge_at_once.judge_at_once(logits, cases)  # columns of laws are kept from here on
+        judge_at_once.judge_at_once(logits, cases)  # columns are kept from here on
         fetched.clear()
         with _Counting() as counting:
             judge_at_once.judge_at_once(logits, cases, watch=DrawsWatch(1) if watched else None)
