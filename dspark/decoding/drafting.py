@@ -47,7 +47,7 @@ class DraftNoise:
         raced = [row for row, params in enumerate(all_params) if coupled(params)]
         ratio = [row for row, params in enumerate(all_params) if not coupled(params)]
         self._raced, self._ratio = (sent(np.array(rows, np.int64), device) for rows in (raced, ratio))
-        self._all_params = [all_params[row] for row in raced]
+        self._raced_params = [all_params[row] for row in raced]
         self._first = [cursors[row].anchor_position + 1 for row in raced]
         self._coins: Tensor | None = None  # [ratio rows, slots]
         self._whole: Tensor | None = None  # [coupled rows, slots, V]
@@ -55,13 +55,13 @@ class DraftNoise:
             coins = draft_uniforms([all_params[row] for row in ratio], [cursors[row] for row in ratio], slots)
             self._coins = sent(coins.numpy(), device)
         if raced and len(raced) * vocab <= WHOLE and waits:
-            every = [params for params in self._all_params for _ in range(slots)]
+            every = [params for params in self._raced_params for _ in range(slots)]
             positions = [first + slot for first in self._first for slot in range(slots)]
             self._whole = times(every, positions, vocab).view(len(raced), slots, vocab)
 
     def pick(self, slot: int, ids: Tensor, probs: Tensor) -> Tensor:
         """Tokens of slot `slot`, from 0: ids [n, K], probs [n, K] float32 as sent -> [n]."""
-        if not self._all_params:
+        if not self._raced_params:
             assert self._coins is not None
             return self._draw(ids, probs, self._coins[:, slot])
         if self._coins is None:
@@ -85,7 +85,7 @@ class DraftNoise:
         if self._whole is not None:
             e = self._whole[:, slot].gather(-1, ids)
         else:
-            e = times_of(self._all_params, [first + slot for first in self._first], ids)
+            e = times_of(self._raced_params, [first + slot for first in self._first], ids)
         if self._waits:
             places, _ = winners(probs, e)
         else:

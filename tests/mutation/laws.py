@@ -153,8 +153,8 @@ LAWS = [
         ),
         (
             "slots of a raced draft share their noise",
-            "times_of(self._all_params, [first + slot for first in self._first], ids)",
-            "times_of(self._all_params, [first for first in self._first], ids)",
+            "times_of(self._raced_params, [first + slot for first in self._first], ids)",
+            "times_of(self._raced_params, [first for first in self._first], ids)",
             RACE,
         ),
         (
