@@ -47,7 +47,7 @@ def logits(tokens: Sequence[int], rows: int, target: Path = TARGET) -> torch.Ten
     return out[0, -rows:].float()
 
 
-def law_of(options: Mapping[str, Any], prompt_len: int, choice: int = 0) -> SamplingParams:
+def params_of(options: Mapping[str, Any], prompt_len: int, choice: int = 0) -> SamplingParams:
     """As workers read it: request fields travel as float32."""
     given = {name: _float32(value) for name, value in options.items() if name not in NOT_LAW}
     if "logit_bias" in given:

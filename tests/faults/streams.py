@@ -88,7 +88,7 @@ def wave(count: int, tokens: int, **options: Any) -> list[Stream]:
 
 def judged(streams: Sequence[Stream]) -> dict[str, Any]:
     """What a row says of its streams. right: ended in good order, with nothing said that should not be."""
-    found = [oracle.examine(one.prompt, one.ids, oracle.law_of(one.options, len(one.prompt))) for one in streams]
+    found = [oracle.examine(one.prompt, one.ids, oracle.params_of(one.options, len(one.prompt))) for one in streams]
     fine = [one.finish == "length" and not each.wrong for one, each in zip(streams, found, strict=True)]
     ended = [one.end.speculation for one in streams if one.end is not None]
     return {

@@ -60,7 +60,7 @@ async def one(client: AsyncClient, draw: random.Random, soak: Soak) -> None:
         soak.failed.append(f"{type(error).__name__}: {error}")
         return
     soak.ended += 1
-    soak.wrong += filter(None, [oracle.examine(prompt, ids, oracle.law_of(params, len(prompt))).wrong])
+    soak.wrong += filter(None, [oracle.examine(prompt, ids, oracle.params_of(params, len(prompt))).wrong])
 
 
 async def run(cell: FaultCell, minutes: float, soak: Soak) -> None:

@@ -34,7 +34,7 @@ BOUND, SEEN = 1e-9, 1e-4
 RATIO = [Rule.TOKEN, Rule.BLOCK]
 
 
-def law_of(rule: Rule, **fields: float) -> SamplingParams:
+def params_of(rule: Rule, **fields: float) -> SamplingParams:
     return SamplingParams(rule=rule, **fields)  # type: ignore[arg-type]
 
 
@@ -43,7 +43,7 @@ def law_of(rule: Rule, **fields: float) -> SamplingParams:
 @pytest.mark.parametrize("grammar", GRAMMARS)
 def test_what_is_emitted_follows_the_masked_law_exactly(grammar: str, rule: Rule, masks: bool) -> None:
     lengths: set[int] = set()
-    for params in (law_of(rule), law_of(rule, temperature=0.7, top_k=2), law_of(rule, top_p=0.8)):
+    for params in (params_of(rule), params_of(rule, temperature=0.7, top_k=2), params_of(rule, top_p=0.8)):
         found = emitted(grammar, params, Drafting(masks), lengths=lengths)
         assert sum(found.values()) == pytest.approx(1.0, abs=1e-9)
         assert variation(found, plain(grammar, params)) <= BOUND
@@ -118,7 +118,7 @@ def after_truncation(logits: torch.Tensor, parts: Sequence[tuple[int, Masks]]) -
 @pytest.mark.parametrize("rule", RATIO)
 @pytest.mark.parametrize("bug", [BonusUnmasked, OneSlotLate, NotRolledBack, OverRejected])
 def test_a_broken_matcher_is_found(bug: type[GrammarMatcher], rule: Rule) -> None:
-    params, found = law_of(rule), []
+    params, found = params_of(rule), []
     for each in GRAMMARS:
         try:
             found.append(variation(emitted(each, params, Drafting(False), bug), plain(each, params)))
@@ -130,11 +130,11 @@ def test_a_broken_matcher_is_found(bug: type[GrammarMatcher], rule: Rule) -> Non
 @pytest.mark.parametrize("rule", RATIO)
 def test_a_mask_behind_truncation_is_found(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_step, "mask", after_truncation)
-    params = law_of(rule, temperature=0.7, top_k=2)
+    params = params_of(rule, temperature=0.7, top_k=2)
     assert max(variation(emitted(each, params, Drafting(False)), plain(each, params)) for each in GRAMMARS) > SEEN
 
 
 @pytest.mark.parametrize("rule", RATIO)
 def test_drafts_that_were_masked_and_sent_unmasked_are_found(rule: Rule) -> None:
-    params, drafting = law_of(rule), Drafting(True, sends_unmasked=True)
+    params, drafting = params_of(rule), Drafting(True, sends_unmasked=True)
     assert max(variation(emitted(each, params, drafting), plain(each, params)) for each in GRAMMARS) > SEEN
