@@ -8,12 +8,12 @@ from tests.mutation.conformance import CONFORMANCE
 from tests.mutation.grammars import GRAMMARS
 from tests.mutation.journal import JOURNALS
 from tests.mutation.lane_mutants import LANES
-from tests.mutation.laws import LAWS
 from tests.mutation.loading import LOADING
 from tests.mutation.masks import MASKS
 from tests.mutation.pages import PAGES
 from tests.mutation.round_mutants import MUTANTS as ROUNDS
 from tests.mutation.rules import RULES
+from tests.mutation.sampling_mutants import MUTANTS as SAMPLING
 from tests.mutation.stream_mutants import STREAMS
 
 LISTS = {
@@ -26,7 +26,7 @@ LISTS = {
     "answers": ANSWERS,
     "grammars": GRAMMARS,
     "journal": JOURNALS,
-    "probs": LAWS,
+    "sampling": SAMPLING,
     "loading": LOADING,
     "masks": MASKS,
     "conformance": CONFORMANCE,

@@ -11,7 +11,7 @@ SHAPING = (f"{D}test_shaping.py",)
 CALIBRATION = (f"{M}test_calibration.py",)
 TOLD = (f"{D}test_logprobs.py",)
 
-LAWS = [
+MUTANTS = [
     *in_file(
         "dspark/decoding/sampling.py",
         (
