@@ -17,8 +17,6 @@ from dspark.wire.v1 import types_pb2
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-
-
 FP8 = "float8_e4m3"
 _LARGEST = 448.0  # of e4m3
 _SCALE = 4  # bytes
@@ -40,11 +38,6 @@ def pack_rows(rows: torch.Tensor, form: str) -> tuple[str, memoryview]:
     scale = torch.where(scale > 0, scale, 1.0)
     values = (wide / scale).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
     return FP8, _bytes_of(torch.cat([scale.contiguous().view(torch.uint8), values.view(torch.uint8)], dim=-1))
-
-
-def write_tensor(tensor: torch.Tensor) -> types_pb2.TensorChunk:
-    """A chunk of a dense tensor of any device; row-major, little-endian."""
-    return types_pb2.TensorChunk(dtype=_NAMES[tensor.dtype], shape=list(tensor.shape), data=bytes(_bytes_of(tensor)))
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

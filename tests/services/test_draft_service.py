@@ -32,7 +32,7 @@ class Pusher:
             sink_incarnation=self._process.incarnation,
             source_incarnation=4,
             runs=[features_pb2.FeatureRun(sequence=sequence, epoch=epoch, start_position=start, token_ids=[5] * count)],
-            rows=tensors.write_tensor(rows.bfloat16()),
+            rows=tensors.write_rows(rows, "bfloat16"),
             projection=self._process.engine.projection,
         )
 
@@ -91,7 +91,7 @@ async def test_a_malformed_chunk_is_refused_and_the_stream_goes_on(golden_drafte
                     setattr(target, name, value)
             return chunk
 
-        nan = tensors.write_tensor(torch.full((4, 64), float("nan")).bfloat16()).data
+        nan = tensors.write_rows(torch.full((4, 64), float("nan")), "bfloat16").data
         for chunk, reason in (
             (spoiled(sink_incarnation=1), RefusalReason.WRONG_INCARNATION),
             (spoiled(projection="another"), RefusalReason.INVALID),
