@@ -23,7 +23,7 @@ from benchmarks.row import Row, note
 from dspark.decoding.masking import mask
 from dspark.model.location import locate
 from dspark.types import Constraint, ConstraintKind
-from verify_service.grammars.compiling import _checked, make_compiler
+from verify_service.grammars.compiling import checked, make_compiler
 from verify_service.grammars.compiling import compiled as compile_form
 from verify_service.grammars.grammars import GrammarRefused, Grammars
 from verify_service.interface import Grammar
@@ -112,7 +112,7 @@ def own_compiler(folder: Path, vocab_size: int, stop_ids: Sequence[int]) -> Call
 
     def took(constraint: Constraint) -> float:
         began = time.thread_time()
-        _checked(compile_form(compiler, constraint))
+        checked(compile_form(compiler, constraint))
         compile_form(compiler, constraint)
         return 1e3 * (time.thread_time() - began)
 

@@ -132,7 +132,7 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
             if any(ways(written) > MOST for written in _written(constraint)):
                 raise ValueError(AMBIGUOUS)
             os.dup2(said.fileno(), 2)  # where the compiler says what it leaves out
-            size: int = _checked(compiled(compiler, constraint)).memory_size_bytes
+            size: int = checked(compiled(compiler, constraint)).memory_size_bytes
         except Exception as error:
             return f"no{_sentence(str(error))}".encode()
         said.seek(0)
@@ -166,7 +166,7 @@ def _written(constraint: Constraint) -> Iterator[str]:
                 yield make(text).serialize_json()
 
 
-def _checked(made: Any) -> Any:
+def checked(made: Any) -> Any:
     """Raises ValueError where no answer can even begin: rules that lead nowhere, or to no token; or where none ends.
 
     Follows one answer for a while: where a text is read in ever more ways a single token may take seconds, which nobody
