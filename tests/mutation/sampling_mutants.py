@@ -101,19 +101,19 @@ MUTANTS = [
             SAMPLING,
         ),
         (
-            "columns of one law stand for all of a cohort",
+            "columns of one sequence stand for all of a cohort",
             "shapes[:1] if len(set(shapes)) == 1 else shapes",
             "shapes[:1] if len(set(shapes)) <= 2 else shapes",
             SAMPLING,
         ),
         (
-            "min-p does not tell laws of a cohort apart",
+            "min-p does not tell sequences of a cohort apart",
             "shapes[:1] if len(set(shapes)) == 1 else shapes",
             "shapes[:1] if len({each[:3] for each in shapes}) == 1 else shapes",
             SAMPLING,
         ),
         (
-            "draft and law cut another top k",
+            "draft and target cut another top k",
             "(columns.top_k > 0) & (rank >= columns.top_k)",
             "(columns.top_k > 0) & (rank > columns.top_k)",
             SAMPLING,
