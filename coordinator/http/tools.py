@@ -237,8 +237,7 @@ def read_tools(
         raise Unsupported("tools", "the target's chat template shows no tools, or writes calls in no way known here")
     written = [tool.model_dump(exclude_none=True) for tool in tools]
     made = _form(tools, choice, parallel is not False and form.many, form, special or {}, answer)
-    forced = isinstance(choice, Chosen) or choice == "required"
-    return Calling(written, made, form, forced or answer is not None)
+    return Calling(written, made, form, _forces(choice) or answer is not None)
 
 
 def _check(tools: Sequence[Tool]) -> None:
@@ -250,6 +249,11 @@ def _check(tools: Sequence[Tool]) -> None:
             raise InvalidRequest(f"tools[{index}].function.name", "must have 1 to 64 letters, digits, _, - and .")
         if name in names[:index]:
             raise InvalidRequest(f"tools[{index}].function.name", f"{name!r} stands twice")
+
+
+def _forces(choice: Choice | None) -> bool:
+    """Whether the answer has to be a call."""
+    return isinstance(choice, Chosen) or choice == "required"
 
 
 def _form(
@@ -266,7 +270,7 @@ def _form(
         if not chosen:
             raise InvalidRequest("tool_choice.function.name", f"{choice.function.name[:64]!r} is none of the tools")
         many = False
-    forced = isinstance(choice, Chosen) or choice == "required"
+    forced = _forces(choice)
     if not forced and answer is not None and not (form.marked and form.free):
         raise Unsupported("response_format", "is not supported beside tools: the target marks no calls")
     if not forced and answer is None and many == form.many and not any(tool.function.strict for tool in tools):
