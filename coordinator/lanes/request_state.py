@@ -128,7 +128,7 @@ class RequestState:
         return None if asked is None or self.answer.index or self.answer.log.answered else asked
 
 
-GONE: dict[Why | None, tuple[RefusalReason, str]] = {
+_GONE: dict[Why | None, tuple[RefusalReason, str]] = {
     Why.FAILED: (RefusalReason.INTERNAL, "a pass of its own failed"),
     Why.STALE_EPOCH: (RefusalReason.STALE_CURSOR, "the verifier has seen its epoch before"),
 }
@@ -213,8 +213,8 @@ class Placed:
             return self.leaving or LifeEvent.TURNED_AWAY
         if in_order and self.refused is not None and self.refused.reason is RefusalReason.INVALID:
             return None
-        if self.refused is None and said.why in GONE:
-            self.refused = Refusal(*GONE[said.why])
+        if self.refused is None and said.why in _GONE:
+            self.refused = Refusal(*_GONE[said.why])
         self.state.refused = self.refused
         return LifeEvent.ORPHANED
 
