@@ -14,8 +14,8 @@ from dspark.rounds.events import OrderRow
 from dspark.wire.cohorts import MAX_ROWS, MAX_SLOTS, fit
 from dspark.wire.v1 import draft_pb2
 
-# Fields of the message, in the order of those of an `OrderRow`; the last one is told by the number of rows.
-_COLUMNS = ("sequence", "epoch", "round", "committed_len", "anchors", "slots", "first_row")
+# Fields of the message, in the order of those of an `OrderRow`, whose last one is told by the number of rows.
+_COLUMNS = ("sequence", "epoch", "round", "committed_len", "anchors", "slots")
 PART = 256 << 10  # bytes of rows in one message, unless one row has more
 MAX_FEATURE_ROWS = 1 << 16  # of one order
 
@@ -55,9 +55,8 @@ def write_order(
     Built from plain values: a message that is put into another one is copied, rows and all.
     """
     first, *rest = _parts(features)
-    columns = dict(zip(_COLUMNS, zip(*asked, strict=True), strict=True))
+    columns = dict(zip(_COLUMNS, zip(*asked, strict=True), strict=False))
     order: dict[str, Any] = {"order": number, **columns, "rows": rows, "token_ids": token_ids, "features": first}
-    del order["first_row"]
     yield draft_pb2.RoundsCommand(order=order)
     for part in rest:
         yield draft_pb2.RoundsCommand(rows={"order": number, "features": part})
