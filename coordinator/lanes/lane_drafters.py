@@ -197,7 +197,7 @@ class LaneDrafters:
 
     def why_nobody(self, state: RequestState) -> str:
         """Why a sequence has no drafter."""
-        there = [each.port for each in self._by_number.values() if each.there]
+        there = self.drafters
         if there and not any(self._monitor.trusts(each.facts.fingerprint, state.request.params) for each in there):
             return "distrusted"
         if there and not any(_reaches(each, state) for each in there):
