@@ -256,7 +256,7 @@ class Drafters:
                 case "welcome":
                     _greet(known, event.welcome)
                 case "opened":
-                    self._context(drafter, event.opened)
+                    self._context(drafter, known, event.opened)
                 case "blocks":
                     return [self._blocks(drafter, known, event.blocks)]
                 case "draining":
@@ -268,8 +268,11 @@ class Drafters:
             return self._lose(drafter, known, f"broke the protocol: {error}", "malformed")
         return ()
 
-    def _context(self, drafter: int, opened: draft_pb2.ContextOpened) -> None:
+    def _context(self, drafter: int, known: _KnownPeer, opened: draft_pb2.ContextOpened) -> None:
         key = (opened.sequence, opened.epoch)
+        if key not in known.wanted:  # it was closed in the meantime, or nobody asked
+            self._metrics.dropped.labels(kind="context", reason="stale").inc()
+            return
         if not opened.HasField("refusal"):
             self._feeds.opened(drafter, key)
             return
@@ -286,13 +289,13 @@ class Drafters:
             raise PeerError(f"blocks.order: {message.order} was answered")
         blocks = read_blocks(len(order.rows), message, self._engine.target.vocab_size)
         admitted = [self._of(each) for each in order.rows]
-        bad = self._bad(order.rows, admitted, blocks)
-        known.malformed = known.malformed + 1 if bad and len(bad) == len(order.rows) else 0
+        blocks.spoil(self._bad(order.rows, admitted, blocks))  # beside those whose values are none
+        spoilt = len(blocks.spoilt)
+        known.malformed = known.malformed + 1 if spoilt and spoilt == len(order.rows) else 0
         if known.malformed >= MALFORMED_ORDERS:
             raise PeerError(f"blocks: those of {known.malformed} orders in a row cannot have been drafted")
-        if bad:
-            self._metrics.dropped.labels(kind="block", reason="malformed").inc(len(bad))
-            blocks.spoil(bad)
+        if spoilt:
+            self._metrics.dropped.labels(kind="block", reason="malformed").inc(spoilt)
         self._answered(message.order, order, message.forward_ns * 1e-9, known.version)
         for row, (asked, admission) in enumerate(zip(order.rows, admitted, strict=True)):
             held = self.blocks.get(asked.sequence)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import mul
 from typing import Any
@@ -39,6 +39,7 @@ class Blocks:
     q_starts: list[int]  # the byte at which q of each row begins
     q_ids: bytes  # see `SparseQ`
     q_probs: bytes
+    spoilt: list[int] = field(default_factory=list)  # rows that cannot have been drafted, each once
 
     def confidences(self) -> list[tuple[float, ...]]:
         """Of each row's slots."""
@@ -55,6 +56,7 @@ class Blocks:
         """Leaves them empty, for EmptyReason.INVALID."""
         for row in rows:
             self.lengths[row], self.empty_reasons[row] = 0, EmptyReason.INVALID
+            self.spoilt.append(row)
 
 
 def write_blocks(blocks: Sequence[Block], order: int, *, forward_ns: int = 0, wait_ns: int = 0) -> dict[str, Any]:

@@ -155,6 +155,12 @@ STREAMS: list[Mutant] = [
             (f"{W}a_value_that_is_none_spoils_its_own_block",),
         ),
         (
+            "blocks that cannot have been drafted are not counted",
+            "            self.spoilt.append(row)\n",
+            "",
+            (f"{B}values_that_are_none_are_counted_and_end_like_what_cannot_be_drafted",),
+        ),
+        (
             "bytes of q may be missing",
             "        if len(column) != size:",
             "        if len(column) > size:",

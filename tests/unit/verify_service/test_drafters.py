@@ -19,7 +19,7 @@ from dspark.synthetic.spec import read_spec
 from dspark.types import Cursor, Rule, SamplingParams
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc
 from verify_service.config import VerifyConfig
-from verify_service.drafters import Drafters
+from verify_service.drafters import MALFORMED_ORDERS, Drafters
 from verify_service.interface import PromptPrefill
 from verify_service.synthetic import SyntheticVerifyEngine
 
@@ -34,10 +34,10 @@ LAW = SamplingParams(temperature=1.0, seed=3, rule=Rule.TOKEN)
 
 
 class Drafter(draft_pb2_grpc.DraftServicer):
-    """Greets, opens every context, and says of orders what the test has it say."""
+    """Greets, and says what the test has it say."""
 
     def __init__(self) -> None:
-        self.said: queue.SimpleQueue[draft_pb2.Blocks | None] = queue.SimpleQueue()
+        self.said: queue.SimpleQueue[draft_pb2.Blocks | draft_pb2.ContextOpened | None] = queue.SimpleQueue()
         self._server = grpc.server(ThreadPoolExecutor(4))
         draft_pb2_grpc.add_DraftServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -46,8 +46,9 @@ class Drafter(draft_pb2_grpc.DraftServicer):
     def Rounds(self, request_iterator: Any, context: Any) -> Iterator[draft_pb2.RoundsEvent]:
         welcome = draft_pb2.RoundsWelcome(incarnation=77, drafter_version="of the test")
         yield draft_pb2.RoundsEvent(welcome=welcome)
-        while (blocks := self.said.get()) is not None:
-            yield draft_pb2.RoundsEvent(blocks=blocks)
+        while (said := self.said.get()) is not None:
+            is_blocks = isinstance(said, draft_pb2.Blocks)
+            yield draft_pb2.RoundsEvent(blocks=said) if is_blocks else draft_pb2.RoundsEvent(opened=said)
 
     def stop(self) -> None:
         self.said.put(None)
@@ -65,7 +66,10 @@ class Verifier:
         self.anchor = engine.first_token(1)
         self.came: queue.SimpleQueue[Callable[[], Iterable[Told]]] = queue.SimpleQueue()
         self.admitted = {1: Admission(Admit(1, 0, len(PROMPT), 50), PROMPT, LAW, 100, True)}
-        feeds: Any = SimpleNamespace(opened=lambda *_: None, forget=lambda _: None)  # rows are no matter of this file
+        self.opened: list[tuple[int, tuple[int, int]]] = []  # drafter, and sequence and epoch
+        feeds: Any = SimpleNamespace(  # no rows move here
+            opened=lambda *at: self.opened.append(at), close=lambda *_: None, forget=lambda _: None
+        )
         self.metrics = Metrics()
         security = SimpleNamespace(token=None, tls=None)
         worker: Any = SimpleNamespace(engine=engine, security=security, incarnation=1, metrics=self.metrics)
@@ -151,3 +155,36 @@ def test_blocks_of_an_order_that_was_answered_are_nobodys(pair: tuple[Drafter, D
     told = verifier.next()
     assert isinstance(told, DrafterLost)
     assert "was answered" in told.why
+
+
+@pytest.mark.parametrize("change", [{"token_ids": [500]}, {"confidence": [float("nan")]}], ids=["id", "confidence"])
+def test_values_that_are_none_are_counted_and_end_like_what_cannot_be_drafted(
+    pair: tuple[Drafter, Drafter], change: dict[str, Any]
+) -> None:
+    verifier = Verifier(*pair)
+    for number in range(1, MALFORMED_ORDERS + 1):
+        verifier.order(number, 1)
+        wrong = blocks(number)
+        for name, value in change.items():
+            getattr(wrong, name)[:] = value
+        pair[0].said.put(wrong)
+        told = verifier.next()
+        assert verifier.metrics.value("dropped_total", kind="block", reason="malformed") == number
+        assert isinstance(told, DrafterLost if number == MALFORMED_ORDERS else BlocksCame)
+        if isinstance(told, BlocksCame):
+            assert (told.confidence, told.why_empty) == ([()], ["invalid"])
+
+
+def test_only_contexts_that_are_wanted_are_taken_for_open(pair: tuple[Drafter, Drafter]) -> None:
+    """Else those of a drafter that goes on telling of them would pile up."""
+    verifier = Verifier(*pair)
+    verifier.admitted[2] = verifier.admitted[1]
+    assert verifier.drafters.open(1, 2, 5) == []
+    verifier.drafters.close(1, 2, 5)
+    for sequence, epoch in ((1, 0), (2, 5), (1, 1), (9, 0)):
+        pair[0].said.put(draft_pb2.ContextOpened(sequence=sequence, epoch=epoch))
+    verifier.order(3, 1)
+    pair[0].said.put(blocks(3))
+    assert isinstance(verifier.next(), BlocksCame)
+    assert verifier.opened == [(1, (1, 0))]
+    assert verifier.metrics.value("dropped_total", kind="context", reason="stale") == 3
