@@ -122,7 +122,9 @@ class KVCacheManager:
         if state.spared and (kept := self.prefixes.states) is not None:
             name = self.prefixes.name(state.token_ids, salt)
             assert name is not None
-            kept.begin(cursor.sequence, name)
+            if not kept.begin(cursor.sequence, name):  # nothing is kept any more: the next try runs all of it
+                self.drop(state)
+                return Refusal(RefusalReason.NO_PAGES, "the device has no memory for the state of what is computed")
         if lent and self.store is not None:
             source, target = self.due_copy(state)
             self.store.put(target, self.store.get(source))

@@ -45,9 +45,8 @@ class StateCache:
             return
         try:
             made = copied(found.cache, apart=True)
-        except torch.OutOfMemoryError:  # whoever runs needs it more
-            log.warning("verify.state_cache", dropped=len(self._kept), bytes=self.bytes, reason="the device is full")
-            self.clear()
+        except torch.OutOfMemoryError:
+            self._give_way()
             return
         self._kept[name] = _KeptCache(made, found.length, taken)
         self.bytes += taken
@@ -55,11 +54,21 @@ class StateCache:
             _, oldest = self._kept.popitem(last=False)
             self.bytes -= oldest.bytes
 
-    def begin(self, sequence: int, name: bytes) -> None:
-        """The sequence stands where this state was taken."""
+    def begin(self, sequence: int, name: bytes) -> bool:
+        """The sequence stands where this state was taken; False where the device is full, and all are forgotten."""
         self._kept.move_to_end(name)
         kept = self._kept[name]
-        self._runner.begin(sequence, kept.cache, kept.length)
+        try:
+            self._runner.begin(sequence, kept.cache, kept.length)
+        except torch.OutOfMemoryError:
+            self._give_way()
+            return False
+        return True
+
+    def _give_way(self) -> None:
+        """Whoever runs needs the memory more."""
+        log.warning("verify.state_cache", dropped=len(self._kept), bytes=self.bytes, reason="the device is full")
+        self.clear()
 
     def clear(self) -> None:
         """Forgets everything."""

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from dspark.types import NO_Q, Cursor, Refusal, SamplingParams, Verdict
+from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, SamplingParams, Verdict
 from tests.architectures import deepseek_v4
 from tests.architectures.families import FAMILIES, model_of
 from tests.architectures.serving import prompt
-from verify_service import state_cache
+from verify_service import state_cache, stateful
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.interface import PromptPrefill
@@ -109,6 +109,27 @@ def test_a_full_device_costs_what_was_kept_and_nobody_s_round(tmp_path: Path, mo
     assert rest is not None
     assert rest.done
     assert [prefilled(served, key, prompt(60, 2)) for key in (3, 4)] == [0, 48]
+
+
+def test_who_finds_no_memory_for_a_kept_state_holds_nothing_and_runs_all_of_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_of(FAMILIES["mamba2"]).save_pretrained(tmp_path)
+    served, ids = engine(tmp_path), prompt(60, 2)
+    prefilled(served, 0, ids)
+    before = served.held
+
+    def full(cache: Any, *, apart: bool = False) -> Any:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stateful, "copied", full)
+        refusal = served.open(Cursor(1, 1, 0, 60), GREEDY, 80, False, token_ids=ids)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is RefusalReason.NO_PAGES
+    assert served.held == before
+    assert served._holdings.prefixes.states.bytes == 0
+    assert prefilled(served, 1, ids) == 0
 
 
 @pytest.mark.parametrize("kind", ["mamba2", "jamba"])
