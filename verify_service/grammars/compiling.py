@@ -34,7 +34,7 @@ from typing import Any
 from dspark.token_bytes import read_token_bytes
 from dspark.types import Constraint, ConstraintKind
 from verify_service.grammars.endless import ends
-from verify_service.grammars.readings import MOST, grammars_of, patterns_of, ways
+from verify_service.grammars.readings import MOST, expressions_of, grammars_of, patterns_of, ways
 from verify_service.grammars.schema import schemas_of, unkept
 
 CPU_S = 0.5  # of one grammar
@@ -157,9 +157,10 @@ def _written(constraint: Constraint) -> Iterator[str]:
         case ConstraintKind.JSON_SCHEMA | ConstraintKind.STRUCTURAL_TAG:
             with contextlib.suppress(ValueError, RecursionError):
                 form = json.loads(constraint.text)
-                regexes = list(patterns_of(form))
                 if constraint.kind is ConstraintKind.STRUCTURAL_TAG:
+                    _keep_lines(form)
                     grammars = list(grammars_of(form))
+                regexes = list(patterns_of(form))
     for make, texts in ((xgrammar.Grammar.from_regex, regexes), (xgrammar.Grammar.from_ebnf, grammars)):
         for text in texts:
             with contextlib.suppress(Exception):
@@ -210,10 +211,19 @@ def compiled(compiler: Any, constraint: Constraint) -> Any:
         case ConstraintKind.CHOICE:
             return compiler.compile_grammar("root ::= " + " | ".join(map(_string, json.loads(text))))
         case ConstraintKind.STRUCTURAL_TAG:
-            for schema in schemas_of(json.loads(text)):
+            form = json.loads(text)
+            for schema in schemas_of(form):
                 if (problem := unkept(schema)) is not None:
                     raise ValueError(problem)
-            return compiler.compile_structural_tag(text)
+            return compiler.compile_structural_tag(json.dumps(form) if _keep_lines(form) else text)
+
+
+def _keep_lines(tag: Any) -> bool:
+    """`_within_lines` of every expression of a structural tag, in place; whether it has any."""
+    found = list(expressions_of(tag))
+    for part in found:
+        part["pattern"] = _within_lines(part["pattern"])
+    return bool(found)
 
 
 def _within_lines(expression: str) -> str:

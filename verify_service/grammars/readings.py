@@ -218,6 +218,19 @@ def patterns_of(form: Any) -> Iterator[str]:
                 waiting += parts
 
 
+def expressions_of(tag: Any) -> Iterator[dict[str, Any]]:
+    """The parts of a structural tag that are regular expressions, by themselves and not of a schema."""
+    waiting = [tag]
+    while waiting:
+        match waiting.pop():
+            case {"type": "regex", "pattern": str()} as part:
+                yield part
+            case dict() as part:
+                waiting += [value for name, value in part.items() if name != "json_schema"]
+            case list() as parts:
+                waiting += parts
+
+
 def grammars_of(form: Any) -> Iterator[str]:
     """The grammars of a structural tag."""
     waiting = [form]

@@ -66,12 +66,18 @@ def fits(grammars: Grammars, tokenizer: Any, constraint: Constraint, text: str) 
     return bool(matcher.masks(())[0, 0] >> END & 1)
 
 
+def tagged(expression: str) -> str:
+    elements = [{"type": "regex", "pattern": expression}]
+    return json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "good", "bad"),
     [
         (KIND.REGEX, "[a-c]+x?", "abcx", "abd"),
         (KIND.REGEX, r"a.{1,3}[.]\.", "a\\é..", "a\n.."),
         (KIND.REGEX, r"[^x].", "\nb", "\n\n"),
+        (KIND.STRUCTURAL_TAG, tagged(r"[^x].[.]"), "\nb.", "\n\n."),
         (KIND.GRAMMAR, 'root ::= "(" root ")" | "x"', "((x))", "((x)"),
         (KIND.CHOICE, json.dumps(['say "ü"\n', "no"]), 'say "ü"\n', "yes"),
         (KIND.CHOICE, json.dumps(["🙂 \x7f\u2028", "no"]), "🙂 \x7f\u2028", "🙃"),
