@@ -192,12 +192,15 @@ class Grammars:
         return self._process.poll() is not None
 
     def _ask(self, constraint: Constraint) -> bytes:
-        """What a child answers; nothing where it met its bounds instead. TimeoutError: it had no time to begin."""
+        """What a child answers; nothing where it met its bounds instead. TimeoutError: it had no time to begin, and the
+        next one gets another process."""
         ours, theirs = socket.socketpair()
+        process, requests = self._process, self._requests
         with ours:
-            assert self._requests is not None
+            assert process is not None
+            assert requests is not None
             with theirs:
-                socket.send_fds(self._requests, [b"1"], [theirs.fileno()])
+                socket.send_fds(requests, [b"1"], [theirs.fileno()])
             ours.settimeout(_START_S)
             try:
                 ours.sendall(json.dumps([WALL_S, int(constraint.kind), constraint.text]).encode())
@@ -209,6 +212,11 @@ class Grammars:
                 return b"".join(parts)
             except ConnectionError:
                 return b""
+            except TimeoutError:
+                process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=1.0)
+                raise
 
 
 def _key(salt: str, constraint: Constraint) -> bytes:
