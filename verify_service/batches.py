@@ -213,8 +213,7 @@ class Batches:
                 self._tell([Progress(prefill, 0, False, why)])
                 continue
             start, most = state.cached, budget if state.scores is None else min(budget, SCORED)
-            end = len(prefill.token_ids)
-            stop = self._holdings.whole_pages(start, min(start + most, end), end)
+            stop = self._holdings.chunk_end(state, most)
             ids = prefill.token_ids[start:stop]
             behind = () if state.scores is None else prefill.token_ids[start + 1 : start + 1 + len(ids)]
             riders.append((prefill, PromptChunk(state, ids, behind)))

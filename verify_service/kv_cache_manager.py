@@ -116,7 +116,10 @@ class KVCacheManager:
             scores=scores,
             lent=lent,
         )
-        state.cached = state.spared = len(shared) * self.pool.page_size
+        state.cached = state.spared = state.kept_state = len(shared) * self.pool.page_size
+        if self.prefixes.states is not None and token_ids is not None:
+            alike = self.prefixes.alike(token_ids, salt, needs_rows=keep_features)
+            state.alike = alike * self.pool.page_size
         state.token_ids.extend(token_ids[: state.cached] if token_ids is not None else ())
         self.states[cursor.sequence] = state
         if state.spared and (kept := self.prefixes.states) is not None:
@@ -172,18 +175,28 @@ class KVCacheManager:
             self.prefixes.enter(state.token_ids[: state.cached], state.salt, self.pool.pages(state.sequence), rows=rows)
 
     def keep_state(self, state: CachedSequence) -> None:
-        """So can what the target made of its prompt so far, where a page ends."""
-        kept = self.prefixes.states
-        if kept is None or state.salt is None or state.cached % self.pool.page_size:
+        """So can what the target made of its prompt so far: at its last whole page, and where a prompt before it went
+        another way; between them where it is twice as long as the last one kept, so that a long prompt keeps few."""
+        kept, size = self.prefixes.states, self.pool.page_size
+        if kept is None or state.salt is None or state.cached % size:
             return
+        last = (state.prompt_len - 1) // size * size
+        if state.cached < 2 * state.kept_state and state.cached not in (state.alike, last):
+            return
+        state.kept_state = state.cached
         if (name := self.prefixes.name(state.token_ids[: state.cached], state.salt)) is not None:
             kept.keep(state.sequence, name)
 
-    def whole_pages(self, start: int, stop: int, end: int) -> int:
-        """Where a chunk of a prompt of `end` tokens should stop: where a page ends, if a state is kept there."""
-        size = self.pool.page_size
-        whole = min(stop, end - 1) // size * size
-        return whole if self.prefixes.states is not None and whole > start else stop
+    def chunk_end(self, state: CachedSequence, most: int) -> int:
+        """Where the next chunk of its prompt, of up to `most` tokens, stops: where a page ends, if states are kept."""
+        start, size = state.cached, self.pool.page_size
+        stop = min(start + most, state.prompt_len)
+        if self.prefixes.states is None:
+            return stop
+        if start < state.alike < stop:
+            return state.alike
+        whole = min(stop, state.prompt_len - 1) // size * size
+        return whole if whole > start else stop
 
     def drop(self, state: CachedSequence) -> None:
         """Lets go of all of it; what is worth keeping stays with the prefixes."""

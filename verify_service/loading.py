@@ -70,13 +70,17 @@ def load_parts(config: VerifyConfig) -> VerifierParts:
     runner = choose_runner(config, target, taps)
     if not asked.kv_tokens and runner.path == "stateful" and card_memory(device) is not None:
         # A pass makes all its keys and values anew, and those of before are kept until the next one.
+        kept = config.state_cache_mb << 20 if config.prefix_cache and runner.shares_prefixes else 0
+        config = sized(asked, target, device, dtype, beside=kept)
         config = replace(config, kv_tokens=max(config.kv_tokens // 2 // config.page_size, 1) * config.page_size)
     version = fingerprint(config.target, revision=config.target_revision)
     return VerifierParts(target, runner, projection, version, config)
 
 
-def sized(config: VerifyConfig, target: LoadedTarget, device: torch.device, dtype: torch.dtype) -> VerifyConfig:
-    """With a pool of the size that memory has room for, where none was asked for."""
+def sized(
+    config: VerifyConfig, target: LoadedTarget, device: torch.device, dtype: torch.dtype, *, beside: int = 0
+) -> VerifyConfig:
+    """With a pool of the size that memory has room for beside so many bytes, where none was asked for."""
     if config.kv_tokens:
         return config
     tokens, memory = KV_TOKENS, card_memory(device)
@@ -88,11 +92,12 @@ def sized(config: VerifyConfig, target: LoadedTarget, device: torch.device, dtyp
         if each:
             free, whole = memory
             left = int(free - (1.0 - config.gpu_memory_utilization) * whole) - pass_bytes(config, target, dtype)
-            tokens = left // each // config.page_size * config.page_size
+            tokens = (left - beside) // each // config.page_size * config.page_size
             if tokens < config.page_size:
                 raise ConfigError(
                     f"verify.gpu_memory_utilization: {config.gpu_memory_utilization:g} of {whole / 1e9:.1f} GB leaves "
-                    f"no page of the key-value pool beside the weights ({free / 1e9:.1f} GB are free on {device})"
+                    "no page of the key-value pool beside the weights"
+                    f"{' and verify.state_cache_mb' * bool(beside)} ({free / 1e9:.1f} GB are free on {device})"
                 )
             log.info(
                 "verify.kv_pool", tokens=tokens, gigabytes=round(tokens * each / 1e9, 1), free=round(free / 1e9, 1)

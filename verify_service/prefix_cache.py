@@ -52,16 +52,22 @@ class PrefixCache:
 
     def match(self, token_ids: Sequence[int], salt: str, *, needs_rows: bool) -> list[int]:
         """Pages of the longest kept prefix; at least one token is left over, for whose logits a pass is needed."""
-        found: list[tuple[bytes, int]] = []
-        for name in self._names(token_ids[: len(token_ids) - 1], salt):
-            kept = self._kept.get(name)
-            if kept is None or (needs_rows and not kept.rows):
-                break
-            found.append((name, kept.page))
+        found = list(self._found(token_ids, salt, needs_rows=needs_rows))
         while self.states is not None and found and found[-1][0] not in self.states:
             found.pop()
         self._touch([name for name, _ in found])
         return [page for _, page in found]
+
+    def alike(self, token_ids: Sequence[int], salt: str, *, needs_rows: bool) -> int:
+        """Pages in which a prompt before it began alike, whether or not a state is kept at their end."""
+        return sum(1 for _ in self._found(token_ids, salt, needs_rows=needs_rows))
+
+    def _found(self, token_ids: Sequence[int], salt: str, *, needs_rows: bool) -> Iterator[tuple[bytes, int]]:
+        for name in self._names(token_ids[: len(token_ids) - 1], salt):
+            kept = self._kept.get(name)
+            if kept is None or (needs_rows and not kept.rows):
+                return
+            yield name, kept.page
 
     def enter(self, token_ids: Sequence[int], salt: str, pages: Sequence[int], *, rows: bool) -> None:
         """Keeps the full pages of a sequence whose keys and values for `token_ids` are there."""

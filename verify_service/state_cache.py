@@ -1,7 +1,9 @@
 """Whole states kept where a page of a prompt ends, for prompts that begin alike: see `prefix_cache` for their names.
 
 A state cannot be put together from pages, so a prompt begins with the longest of its prefixes whose state is here.
-Names carry the salt, so tenants never meet. The least recently used go first, once all of them take too many bytes.
+Names carry the salt, so tenants never meet. Once all of them take too many bytes, those kept or used longest ago go
+first; one that a prompt began with since it was last looked at is passed over once, so that the many states of one long
+prompt do not push out a beginning that many share.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ class StateCache:
     def __init__(self, runner: StatefulRunner, most: int) -> None:
         self._runner, self._most = runner, most  # most: bytes
         self._kept: OrderedDict[bytes, _KeptCache] = OrderedDict()
+        self._used: set[bytes] = set()  # passed over once
         self.bytes = 0
 
     def __contains__(self, name: bytes) -> bool:
@@ -51,12 +54,17 @@ class StateCache:
         self._kept[name] = _KeptCache(made, found.length, taken)
         self.bytes += taken
         while self.bytes > self._most:
-            _, oldest = self._kept.popitem(last=False)
-            self.bytes -= oldest.bytes
+            oldest, kept = self._kept.popitem(last=False)
+            if oldest in self._used:
+                self._used.remove(oldest)
+                self._kept[oldest] = kept
+            else:
+                self.bytes -= kept.bytes
 
     def begin(self, sequence: int, name: bytes) -> bool:
         """The sequence stands where this state was taken; False where the device is full, and all are forgotten."""
         self._kept.move_to_end(name)
+        self._used.add(name)
         kept = self._kept[name]
         try:
             self._runner.begin(sequence, kept.cache, kept.length)
@@ -73,4 +81,5 @@ class StateCache:
     def clear(self) -> None:
         """Forgets everything."""
         self._kept.clear()
+        self._used.clear()
         self.bytes = 0

@@ -108,6 +108,18 @@ PAGES = [
             "kept.cache, kept.length - 1)",
             STATES,
         ),
+        (
+            "a state that prompts share is pushed out like any other",
+            "if oldest in self._used:",
+            "if oldest in ():",
+            STATES,
+        ),
+        (
+            "a state that prompts share is passed over for ever",
+            "self._used.remove(oldest)",
+            "pass",
+            STATES,
+        ),
     ),
     *in_file(
         "verify_service/prefix_cache.py",

@@ -47,15 +47,25 @@ def test_on_a_card_it_is_what_is_left_of_a_share_of_its_memory(
         tokens(gpu_memory_utilization=0.4)
 
 
-def test_states_of_the_library_get_half_of_it(golden_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_of_the_library_get_half_of_what_kept_states_leave(
+    golden_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pass makes all of them anew, and those of before are kept until the next one."""
     monkeypatch.setattr(loading, "card_memory", lambda device: (GB // 5, GB // 5))
     monkeypatch.setattr(loading, "free_bytes", lambda device: GB // 5)
     paged, stateful, told = (
         loading.load_parts(VerifyConfig(target=str(golden_target), gpu_memory_utilization=0.5, **settings))
-        for settings in ({}, {"attention": "stateful"}, {"attention": "stateful", "kv_tokens": 640})
+        for settings in (
+            {},
+            {"attention": "stateful", "state_cache_mb": 10},
+            {"attention": "stateful", "kv_tokens": 640},
+        )
     )
     assert (paged.runner.path, stateful.runner.path) == ("paged", "stateful")
-    pages = paged.config.kv_tokens // paged.config.page_size
+    each = slot_bytes(decoder_layers(paged.target.model), torch.float32)
+    assert each is not None
+    pages = (paged.config.kv_tokens - (10 << 20) // each) // paged.config.page_size
     assert stateful.config.kv_tokens == pages // 2 * stateful.config.page_size
     assert told.config.kv_tokens == 640, "who says a number gets it"
+    with pytest.raises(ConfigError, match=re.escape("beside the weights and verify.state_cache_mb (0.2 GB")):
+        loading.load_parts(VerifyConfig(target=str(golden_target), attention="stateful"))

@@ -33,7 +33,7 @@ def prefilled(engine: VerifyEngine, key: int, ids: list[int], *, salt: str = "",
     assert engine.open(Cursor(key, 1, 0, len(ids)), GREEDY, len(ids) + 20, rows, token_ids=ids, salt=salt) is None
     spared = engine.spared(key, 1)
     while (at := engine._holdings.states[key].cached) < len(ids):
-        stop = engine._holdings.whole_pages(at, min(at + 64, len(ids)), len(ids))
+        stop = engine._holdings.chunk_end(engine._holdings.states[key], 64)
         assert engine.prefill_chunk(key, ids[at:stop]) is None
     return spared
 
@@ -88,6 +88,30 @@ def test_states_stay_within_their_bytes_and_the_oldest_goes_first(tmp_path: Path
     assert (states.bytes, served.held.sequences) == (0, 0)
 
 
+def test_a_state_is_kept_where_prompts_part_and_few_of_a_long_one(tmp_path: Path) -> None:
+    model_of(FAMILIES["mamba2"]).save_pretrained(tmp_path)
+    served, shared = engine(tmp_path), prompt(250, 0)
+    states = served._holdings.prefixes.states
+    prefilled(served, 0, [*shared, *prompt(200, 1)])
+    assert [kept.length for kept in states._kept.values()] == [64, 128, 256, 448]
+    assert prefilled(served, 1, [*shared, *prompt(20, 2)]) == 128
+    assert prefilled(served, 2, [*shared, *prompt(20, 3)]) == 240, "the last whole page that both begin with"
+
+
+def test_a_beginning_that_is_shared_outlives_the_states_of_one_long_prompt(tmp_path: Path) -> None:
+    model_of(FAMILIES["mamba2"]).save_pretrained(tmp_path)
+    served, shared = engine(tmp_path), prompt(33, 0)
+    states = served._holdings.prefixes.states
+    prefilled(served, 0, shared)
+    states._most = 4 * states.bytes
+    assert prefilled(served, 1, [*shared, *prompt(30, 1)]) == 32
+    prefilled(served, 2, prompt(260, 2))  # three states
+    assert prefilled(served, 3, [*shared, *prompt(30, 3)]) == 32
+    for key in (4, 5, 6):  # nobody asks for it any more
+        prefilled(served, key, prompt(260, key))
+    assert prefilled(served, 7, [*shared, *prompt(30, 7)]) == 0
+
+
 def test_a_full_device_costs_what_was_kept_and_nobody_s_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model_of(FAMILIES["mamba2"]).save_pretrained(tmp_path)
     served, ids = engine(tmp_path), prompt(60, 1)
@@ -137,7 +161,8 @@ def test_where_nothing_is_shared_prompts_run_in_whole_chunks(kind: str, tmp_path
     model_of(FAMILIES[kind]).save_pretrained(tmp_path)
     served = engine(tmp_path, prefix_cache=kind == "jamba")  # which goes on from a state token by token
     assert not served.shares_prefixes
-    assert served._holdings.whole_pages(0, 20, 20) == 20
+    assert served.open(Cursor(9, 1, 0, 20), GREEDY, 40, False, token_ids=prompt(20, 2)) is None
+    assert served._holdings.chunk_end(served._holdings.states[9], 64) == 20
     assert [prefilled(served, key, prompt(40, 1)) for key in (0, 1)] == [0, 0]
 
 
