@@ -32,6 +32,7 @@ from dspark.client.request import Sampling
 from dspark.loadgen import prompts
 from dspark.loadgen import run as loop
 from dspark.loadgen.prompts import Question
+from dspark.model.location import locate
 from dspark.plots import check
 from dspark.synthetic.spec import load_spec
 
@@ -77,6 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer loads, fewer and shorter turns")
     parser.add_argument("--turns", type=int, help=f"of every policy at every load ({TURNS}; quick: {QUICK_TURNS})")
     parser.add_argument("--only", choices=["synthetic", "pair"], help="one of the rows")
+    parser.add_argument("--drafter", help="folder or hub id: another one of the shipped target, in its pair's row")
     parser.add_argument("--loads", help="concurrencies, with commas")
     parser.add_argument("--file", type=Path, default=FILES / "paper.yaml", help="YAML of the synthetic pair")
     parser.add_argument("--save", type=Path, metavar="FILE", help="JSON lines of all measurements; goes on from them")
@@ -88,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
         check(args.plot)
     # A line per request is a service's log; the simulated coordinator writes none.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    settings = {"quick": args.quick, "file": args.file.name, "simulated": args.simulate}
+    settings = {"quick": args.quick, "drafter": args.drafter, "file": args.file.name, "simulated": args.simulate}
     book = Book(args.save, settings | {"answers": ANSWERS, "work": _how(args.quick)})
     code, parts = 0, dict[str, Any]()
     if args.only in (None, "synthetic"):
@@ -168,6 +170,8 @@ async def _pair(args: argparse.Namespace, book: Book) -> Row:
     bar = f"at least {PAIR_LEAST}x"
     work = PAIR_WORK_QUICK if args.quick else PAIR_WORK
     pair = shipped_pair()
+    if args.drafter is not None:
+        pair = dataclasses.replace(pair, drafter=locate(args.drafter))
     with ProcessCell(pair.target, pair.drafter) as running:
 
         async def measured(policy: str, concurrency: int) -> float:
@@ -182,7 +186,8 @@ async def _pair(args: argparse.Namespace, book: Book) -> Row:
         loads, turns = _plan(args, PAIR_LOADS, PAIR_QUICK_LOADS)
         value = await Tournament("pair", measured, book, turns).run(loads)
     ratios = [point["ratio"] for point in value.values()]
-    return Row("B4 pair", "adaptive against fixed lengths, shipped pair, tok/s", value, bar, min(ratios) >= PAIR_LEAST)
+    name = "shipped pair" if args.drafter is None else f"shipped target, {pair.drafter.name}"
+    return Row("B4 pair", f"adaptive against fixed lengths, {name}, tok/s", value, bar, min(ratios) >= PAIR_LEAST)
 
 
 def _mixed(pair: Pair) -> Iterator[Question]:

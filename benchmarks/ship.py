@@ -34,6 +34,7 @@ from dspark.training.shape import make_drafter
 from dspark.training.trainer import CURVES, LOG, MODEL, STATE
 
 OUT = Path(__file__).resolve().parent.parent / "models" / shipped.DRAFTER
+TEMPERATURES = (0.0, 0.7, 1.0)
 PROMPTS = Path(__file__).resolve().parent / "prompts" / "calibrate" / "mixed.jsonl"
 
 
@@ -75,7 +76,14 @@ def ship(args: argparse.Namespace) -> None:
         )
         _say("measuring")
         report = evaluate(
-            target, folder, datasets, new_tokens=args.tokens, rows=args.rows, out=measured, keep=args.keep
+            target,
+            folder,
+            datasets,
+            temperatures=TEMPERATURES,
+            new_tokens=args.tokens,
+            rows=args.rows,
+            out=measured,
+            keep=args.keep,
         )
         print(table(report), flush=True)
         log = record.Log(run / LOG)

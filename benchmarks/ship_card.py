@@ -25,8 +25,8 @@ def card(told: Mapping[str, Any], *, rows: int, tokens: int) -> str:
             "",
             f"{asked} of `dspark/loadgen/questions`, at most {tokens} new tokens, whole blocks verified under the",
             f"rule `{report['rule']}`. tau counts the target's own token. Beside it the chance that a slot is accepted",
-            "when the one before it was, and the share of different runs of four tokens: answers that repeat",
-            "themselves have a low one, and a tau that is too good.",
+            "when the one before it was. Answers in which a run of eight tokens comes twice are easy to draft: their",
+            "number, and tau without them.",
             "",
             *_taus(report),
             "",
@@ -67,19 +67,22 @@ def _blocks(facts: Mapping[str, Any]) -> int:
 
 def _taus(report: Mapping[str, Any]) -> list[str]:
     slots = range(1, report["block_size"] + 1)
-    head = ["| domain | T | tau | " + " | ".join(f"slot {slot}" for slot in slots) + " | different |"]
-    lines = [*head, "| --- |" + " ---: |" * (len(slots) + 3)]
+    head = ["| domain | T | tau | " + " | ".join(f"slot {slot}" for slot in slots) + " | loops | tau without |"]
+    lines = [*head, "| --- |" + " ---: |" * (len(slots) + 4)]
     for temperature, part in report["temperatures"].items():
         for row in part["datasets"].values():
-            lines.append(_row(row["domain"], temperature, row["tau"], row["conditional"], row["distinct_4"]))
+            lines.append(_row(row["domain"], temperature, row["tau"], row["conditional"], row))
         mean = part["mean"]
-        lines.append(_row("mean", temperature, mean["tau"], [math.nan] * len(slots), mean["distinct_4"]))
+        sets = part["datasets"].values()
+        mean = {**mean, "loops": sum(row["loops"] for row in sets), "texts": sum(row["texts"] for row in sets)}
+        lines.append(_row("mean", temperature, mean["tau"], [math.nan] * len(slots), mean))
     return lines
 
 
-def _row(domain: str, temperature: str, tau: float, by_slot: Sequence[float], different: float) -> str:
+def _row(domain: str, temperature: str, tau: float, by_slot: Sequence[float], row: Mapping[str, Any]) -> str:
     shares = " | ".join("" if math.isnan(share) else f"{share:.2f}" for share in by_slot)
-    return f"| {domain} | {temperature.removeprefix('T=')} | {tau:.2f} | {shares} | {different:.2f} |"
+    told = f"{row['loops']} of {row['texts']} | {row['tau_without_loops']:.2f}"
+    return f"| {domain} | {temperature.removeprefix('T=')} | {tau:.2f} | {shares} | {told} |"
 
 
 def _fits(report: Mapping[str, Any]) -> list[str]:

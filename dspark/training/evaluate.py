@@ -129,7 +129,9 @@ def _measured(
     by_text = metrics.played(texts, size, new_tokens, metrics.whole(size), fit)
     row = metrics.figures([made for rounds in by_text for made in rounds], size)
     row["tau_95"] = metrics.interval(by_text)
-    row["texts"], row["distinct_4"] = len(texts), metrics.distinct(texts, new_tokens)
+    once = [rounds for text, rounds in zip(texts, by_text, strict=True) if not metrics.loops(text, new_tokens)]
+    row["texts"], row["loops"] = len(texts), len(texts) - len(once)
+    row["tau_without_loops"] = metrics.figures([made for rounds in once for made in rounds], size)["tau"]
     row["domain"] = texts[0].answer.question.domain
     row["confidence"] = metrics.confidence(texts, size, new_tokens, fit)
     if row["confidence"] is not None and thresholds:
@@ -145,7 +147,7 @@ def _summary(rows_of: Mapping[str, Any]) -> dict[str, Any]:
         return sum(values) / len(values) if values else math.nan
 
     def means(names: Sequence[str]) -> dict[str, float]:
-        return {key: mean(names, key) for key in ("tau", "verify_rate", "proposed", "distinct_4")}
+        return {key: mean(names, key) for key in ("tau", "tau_without_loops", "verify_rate", "proposed")}
 
     domains: dict[str, list[str]] = {}
     for name, row in rows_of.items():

@@ -98,16 +98,12 @@ def confidence(texts: Sequence[Text], size: int, new_tokens: int, fit: SlotFit |
     return {"rounds": len(accepted), **report}
 
 
-def distinct(texts: Sequence[Text], new_tokens: int) -> float:
-    """Share of different runs of four among the answers' tokens, mean over texts: how varied what was measured is."""
-    shares = []
-    for text in texts:
-        start = len(text.answer.question.ids)
-        ids = text.answer.ids[0, start : start + text.answer.anchors].tolist()[:new_tokens]
-        runs = [tuple(ids[n : n + 4]) for n in range(len(ids) - 3)]
-        if runs:
-            shares.append(len(set(runs)) / len(runs))
-    return sum(shares) / len(shares) if shares else math.nan
+def loops(text: Text, new_tokens: int, length: int = 8) -> bool:
+    """Whether a run of so many tokens comes twice in an answer: what repeats itself is easy to draft."""
+    start = len(text.answer.question.ids)
+    ids = text.answer.ids[0, start : start + text.answer.anchors].tolist()[:new_tokens]
+    runs = [tuple(ids[n : n + length]) for n in range(len(ids) - length + 1)]
+    return len(set(runs)) < len(runs)
 
 
 def sweep(

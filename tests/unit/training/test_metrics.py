@@ -46,6 +46,18 @@ def text(accepted: list[int], logits: list[list[float]]) -> Text:
     return Text(answer, np.array(accepted), np.array(logits))
 
 
+def test_an_answer_loops_where_eight_tokens_come_twice() -> None:
+    question = DatasetPrompt("d", (0, 1))
+
+    def said(*ids: int) -> Text:
+        answer = TargetText(question, torch.tensor([[0, 1, *ids, *range(90, 94)]]), (False,) * len(ids), len(ids), 0, 0)
+        return Text(answer, np.zeros(len(ids), np.int64), None)
+
+    once, twice = range(10, 27), [*range(10, 18), 5, *range(10, 18)]
+    assert [metrics.loops(said(*ids), 64) for ids in (once, twice, range(3))] == [False, True, False]
+    assert not metrics.loops(said(*twice), 16), "its last token was not wanted"
+
+
 def test_the_sweep_replays_the_same_blocks_with_shorter_prefixes() -> None:
     one = text([2, 0, 0, 2, 0, 0], [[5.0, 5.0], [5.0, -5.0], [5.0, -5.0], [5.0, -5.0], [-5.0, 5.0], [5.0, 5.0]])
     points = metrics.sweep([one], 2, 6, [0.0, 0.5], None)
