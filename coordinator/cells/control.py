@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 
@@ -14,7 +14,8 @@ from coordinator.cells.frontends import CellService, FrontendConnection
 from coordinator.cells.local_cell import LocalCell
 from coordinator.lanes.lane import Lane
 from coordinator.planning.cost import CostCurve
-from coordinator.watching.messages import ended_answers, explanations
+from coordinator.watching.explaining import told
+from coordinator.watching.watch import Explain
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, WorkerConnection, WorkerRole
 from dspark.errors import InvalidRequest
@@ -22,6 +23,7 @@ from dspark.runtime.shell import Shell
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import control_pb2, control_pb2_grpc, draft_pb2, types_pb2, verify_pb2
 
+LOOK_S = 0.25  # longest time until the end of an explained request is noticed
 DESCRIBE_S = 0.5  # a worker that takes longer to say what it holds is shown without
 MAX_WORKERS = 4096
 LATENCIES = (
@@ -73,12 +75,14 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.ExplainRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[control_pb2.RoundExplanation]:
         admission = self._cell.admission
-        return explanations(lambda name: admission.find(name) is not None, self._cell.membership.explain, request)
+        return _explanations(lambda name: admission.find(name) is not None, self._cell.membership.explain, request)
 
     async def GetEnded(
         self, request: control_pb2.GetEndedRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.GetEndedReply:
-        return ended_answers(self._cell.admission.endings, request)
+        endings = self._cell.admission.endings
+        found = endings.of(request.request_id) if request.request_id else endings.last(request.most or endings.most)
+        return control_pb2.GetEndedReply(answers=found, kept=endings.most)
 
     def _own_status(self) -> control_pb2.ProcessStatus:
         return control_pb2.ProcessStatus(
@@ -108,6 +112,29 @@ class ControlService(control_pb2_grpc.ControlServicer):
             rounds=lane.rounds,
             attention_path=lane.facts.attention_path,
         )
+
+
+async def _explanations(
+    runs: Callable[[str], bool], explain: Explain, request: control_pb2.ExplainRequest
+) -> AsyncIterator[control_pb2.RoundExplanation]:
+    """Until the request ends, or so many rounds were told. runs: whether a request of this name does."""
+    name, left = request.request_id, request.rounds or -1
+    if not runs(name):
+        raise InvalidRequest("request_id", "no running request has this id")
+    with explain.request(name) as watch:
+        while left:
+            goes_on = runs(name)
+            parts = watch.parts()
+            for part in parts[:left] if left > 0 else parts:
+                yield told(part)
+                left -= 1
+            if not goes_on:
+                return
+            if not parts:
+                try:
+                    await asyncio.wait_for(watch.wakeup.heard(), LOOK_S)
+                except TimeoutError:
+                    continue
 
 
 def _frontend_status(attached: FrontendConnection) -> control_pb2.ProcessStatus:

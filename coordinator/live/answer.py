@@ -18,8 +18,9 @@ from coordinator.reception.input_processor import LONG_TEXT, encoded_now
 from coordinator.reception.response_stream import ResponseStream, write_complete
 from coordinator.reception.tokenizer import TextStream, Tokenizer
 from coordinator.requests.request import inside
-from coordinator.watching.explaining import Origin, Sums, Told, origins, told
+from coordinator.watching.explaining import origins, told
 from coordinator.watching.watch import Explain, RoundPart
+from dspark.client.explanation import ORIGINS, RoundExplanation, read_explanation
 from dspark.client.request import Sampling, write_request
 from dspark.errors import RequestCancelled
 
@@ -85,20 +86,18 @@ class Speaker:
         """The event of a piece. `parts`: what was explained since the last one."""
         self._parts.update((part.offset, part) for part in parts)
         round = piece.round
-        came = (
-            (Origin.PLAIN,) * len(piece.tokens)
-            if round is None
-            else origins(round.accepted, round.verified, len(piece.tokens))
-        )
+        shown = len(piece.tokens)
+        came = [] if round is None else origins(round.accepted, round.verified, shown)
+        words = [ORIGINS[each] for each in came] or ["plain"] * shown
         part = self._parts.pop(self._offset, None)
-        found = told(part) if part is not None and round is not None else None
+        found = read_explanation(told(part)) if part is not None and round is not None else None
         forced = found.forced if found is not None else (False,) * len(piece.tokens)
         said = {
             "type": "round" if round is not None else "first",
             "offset": self._offset,
             "tokens": [
-                {"id": token, "text": text, "origin": origin.value, "forced": only}
-                for token, text, origin, only in zip(piece.tokens, self._texts(piece), came, forced, strict=True)
+                {"id": token, "text": text, "origin": origin, "forced": only}
+                for token, text, origin, only in zip(piece.tokens, self._texts(piece), words, forced, strict=True)
             ],
             "told": self._told(found) if found is not None else None,
         }
@@ -117,47 +116,40 @@ class Speaker:
     def _alone(self, token: int) -> str:
         return f" {token}" if self._tokenizer is None else self._tokenizer.decode([token], skip_special=False)
 
-    def _told(self, found: Told) -> dict[str, Any]:
+    def _told(self, found: RoundExplanation) -> dict[str, Any]:
         return {
             "empty_because": found.empty_because,
             "prefix": found.prefix,
             "accepted": found.accepted,
-            "why": found.why.value,
+            "why": found.why,
             "price": None if found.price is None else round(found.price, DIGITS),
             "slots": [
                 {
-                    "id": slot.token,
-                    "text": self._alone(slot.token) if slot.token is not None else "",
+                    "id": slot.token_id,
+                    "text": self._alone(slot.token_id) if slot.token_id is not None else "",
                     "confidence": round(slot.confidence, DIGITS),
                     "survival": round(slot.survival, DIGITS),
                     "gain": round(slot.gain, DIGITS),
-                    "fate": slot.fate.value,
+                    "fate": slot.fate,
                 }
                 for slot in found.slots
             ],
-            "batch": batch(found.cohort),
+            "batch": batch(found),
         }
 
 
-def batch(sums: Sums) -> dict[str, Any]:
+def batch(told: RoundExplanation) -> dict[str, Any]:
     """The round of all answers that shared it; spans in milliseconds."""
     return {
-        "answers": sums.sequences,
-        "verified": sums.verified,
-        "tokens": sums.tokens,
-        "late": list(sums.late),
+        "answers": told.sequences,
+        "verified": told.step_verified,
+        "tokens": told.step_tokens,
+        "late": list(told.late),
         "ms": {
-            "round": _ms(sums.round_s),
-            "draft": _ms(sums.draft_s),
-            "draft_pass": _ms(sums.draft_pass_s),
-            "verify": _ms(sums.verify_s),
-            "verify_pass": _ms(sums.verify_pass_s),
+            part: round(getattr(told, f"{part}_ms"), 3)
+            for part in ("round", "draft", "draft_pass", "verify", "verify_pass")
         },
     }
-
-
-def _ms(seconds: float) -> float:
-    return round(1e3 * seconds, 3)
 
 
 def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventStream:

@@ -21,12 +21,12 @@ from coordinator.lanes.conduct import Reported
 from coordinator.lanes.lane import Lane
 from coordinator.live.answer import prompt_of
 from coordinator.queue.scheduler import Scheduler
-from coordinator.watching.endings import Ended
-from coordinator.watching.explaining import Sums, sums_of
+from coordinator.watching.explaining import step_of
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import WorkerConnection, WorkerRole
 from dspark.client.request import Sampling, write_request
 from dspark.errors import DsparkError, Overloaded
+from dspark.wire.v1.control_pb2 import EndedAnswer, RoundExplanation
 
 log = structlog.get_logger("dspark.live")
 
@@ -184,7 +184,7 @@ class CellFeed:
             "name": lane.facts.name,
             "running": len(lane) - waiting,
             "curve": lane.facts.cost is not None,
-            **_recent([sums_of(each) for each in rounds]),
+            **_recent([step_of(each) for each in rounds]),
             "rates": None
             if expected is None
             else {
@@ -194,30 +194,30 @@ class CellFeed:
         }
 
 
-def _recent(rounds: list[Sums]) -> dict[str, Any]:
+def _recent(rounds: list[RoundExplanation]) -> dict[str, Any]:
     """Sums over a frame's rounds; means are the page's."""
     turns = sum(each.sequences for each in rounds)
     late = Counter(name for each in rounds for name in each.late)
     return {
         "turns": turns,
-        "drafted": sum(each.drafted for each in rounds),
-        "verified": sum(each.verified for each in rounds),
-        "committed": sum(each.committed for each in rounds),
+        "drafted": sum(each.step_drafted for each in rounds),
+        "verified": sum(each.step_verified for each in rounds),
+        "committed": sum(each.step_committed for each in rounds),
         "late": dict(late),
-        "round_ms": round(1e3 * sum(each.round_s for each in rounds) / max(len(rounds), 1), 3),
+        "round_ms": round(sum(each.round_ms for each in rounds) / max(len(rounds), 1), 3),
     }
 
 
-def _ended(each: Ended) -> dict[str, Any]:
+def _ended(each: EndedAnswer) -> dict[str, Any]:
     """One of the last answers."""
     return {
-        "id": each.request,
+        "id": each.request_id,
         "index": each.index,
         "outcome": each.outcome,
-        "tokens": each.tokens,
-        "rounds": each.stats.rounds,
-        "tau": round(each.stats.mean_acceptance_length, 2),
-        "ms": round(1e3 * each.stats.total_s(), 1),
+        "tokens": each.completion_tokens,
+        "rounds": sum(each.accepted_histogram),
+        "tau": round(each.mean_acceptance_length, 2),
+        "ms": round(each.total_ms, 1),
     }
 
 

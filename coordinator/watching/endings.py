@@ -5,36 +5,19 @@ It holds no token and no text. Rounds one by one are told while an answer runs (
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from dataclasses import dataclass
 
 import structlog
 
-from coordinator.answers.answer import RequestStats
 from coordinator.lanes.request_state import RequestState
 from dspark.errors import Expired, Overloaded, RequestCancelled, Unavailable
 from dspark.runtime.telemetry import ENDS, Metrics
+from dspark.wire.v1.control_pb2 import EndedAnswer
 
 log = structlog.get_logger("dspark.admission")
 
 KEPT = 256  # answers
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """One answer."""
-
-    request: str  # as the cell calls it: a tenant's as TENANT/ID
-    index: int  # which of the n answers
-    outcome: str  # finish reason, or what went wrong
-    error: str  # in a sentence; empty when it ended well
-    policy: str
-    rule: str
-    verifier: str  # replica that had it last; empty when it never left the queue
-    drafter: str  # likewise
-    prompt_tokens: int
-    tokens: int
-    stats: RequestStats
 
 
 class Endings:
@@ -42,7 +25,7 @@ class Endings:
 
     def __init__(self, metrics: Metrics, most: int = KEPT) -> None:
         self._metrics = metrics
-        self._ring: deque[Ended] = deque(maxlen=most)
+        self._ring: deque[tuple[float, EndedAnswer]] = deque(maxlen=most)  # with the time of arrival
 
     @property
     def most(self) -> int:
@@ -60,32 +43,37 @@ class Endings:
             tokens=state.answer.log.answered,
             rounds=state.stats.rounds,
         )
-        self._ring.append(
-            Ended(
-                request=state.request.id,
-                index=state.answer.index,
-                outcome=outcome,
-                error="" if error is None else str(error),
-                policy=str(state.request.policy),
-                rule=state.request.params.rule.name.lower(),
-                verifier=state.last_verifier,
-                drafter=state.last_drafter,
-                prompt_tokens=len(state.request.prompt),
-                tokens=state.answer.log.answered,
-                stats=state.stats,
-            )
+        stats = state.stats
+        told = EndedAnswer(
+            request_id=state.request.id,
+            index=state.answer.index,
+            outcome=outcome,
+            error="" if error is None else str(error),
+            policy=str(state.request.policy),
+            rule=state.request.params.rule.name.lower(),
+            verifier=state.last_verifier,
+            drafter=state.last_drafter,
+            prompt_tokens=len(state.request.prompt),
+            completion_tokens=state.answer.log.answered,
+            draft_tokens=stats.drafted,
+            verified_histogram=stats.verified_histogram,
+            accepted_histogram=stats.acceptance_histogram,
+            mean_acceptance_length=stats.mean_acceptance_length,
+            queue_ms=1e3 * stats.queue_s(),
+            ttft_ms=1e3 * stats.first_token_s() if stats.first is not None else 0.0,
+            total_ms=1e3 * stats.total_s(),
         )
+        self._ring.append((stats.arrived, told))
         return outcome
 
-    def of(self, request_id: str) -> list[Ended]:
+    def of(self, request_id: str) -> list[EndedAnswer]:
         """The answers of the newest request with this id, in their order; empty when it is not known any more."""
-        told = [each for each in self._ring if each.request == request_id]
-        newest = [each for each in told if each.stats.arrived == told[-1].stats.arrived]
-        return sorted(newest, key=lambda each: each.index)
+        told = [each for each in self._ring if each[1].request_id == request_id]
+        return sorted((answer for arrived, answer in told if arrived == told[-1][0]), key=lambda each: each.index)
 
-    def last(self, count: int) -> list[Ended]:
+    def last(self, count: int) -> list[EndedAnswer]:
         """The newest first."""
-        return [self._ring[-1 - back] for back in range(min(count, len(self._ring)))]
+        return [answer for _, answer in itertools.islice(reversed(self._ring), count)]
 
     def _count(self, state: RequestState, outcome: str) -> None:
         metrics, stats = self._metrics, state.stats

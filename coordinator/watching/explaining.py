@@ -1,13 +1,10 @@
-"""Why a reported round went as it did, in numbers and words. Pure; read when somebody asks, never on the way.
+"""Why a reported round went as it did, as the message that tells it. Pure; made when somebody asks, never on the way.
 
 A slot's `gain` is what the verifier compared with the plan's price: survival times weight, which holds the request's
 weight and what promises of its drafter have been worth.
 """
 
 from __future__ import annotations
-
-import enum
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,129 +14,45 @@ from coordinator.watching.watch import RoundPart
 from dspark.rounds.events import RoundReport
 from dspark.rounds.plan import PlanKind, Terms
 from dspark.rounds.survival import survival
+from dspark.wire.v1 import control_pb2 as wire
 
 
-class Origin(enum.Enum):
-    """How a token came to be committed."""
-
-    DRAFTED = "drafted"  # and accepted
-    CORRECTED = "corrected"  # the target's, in place of a drafted one
-    BONUS = "bonus"  # the target's, behind a prefix that was accepted whole
-    PLAIN = "plain"  # the target's, and nothing was verified
-
-
-class Fate(enum.Enum):
-    """What became of a drafted token."""
-
-    ACCEPTED = "accepted"
-    REJECTED = "rejected"
-    FORBIDDEN = "forbidden"  # rejected, because the form of the answer forbids it
-    VOID = "void"  # verified, behind a rejected one
-    UNVERIFIED = "unverified"
-    CUT = "cut"  # accepted, behind the end of the answer
-
-
-class PrefixEnd(enum.Enum):
-    """What ended the prefix."""
-
-    NO_DRAFT = "no_draft"
-    WHOLE = "whole"  # the block did
-    ROOM = "room"  # the answer has no room for more
-    FIXED = "fixed"  # the policy's number
-    THRESHOLD = "threshold"  # the next slot's confidence is below the policy's
-    PRICE = "price"  # the next slot brings less than it costs
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One slot of a block."""
-
-    token: int | None  # None: the verifier told of no token that was not accepted
-    confidence: float  # calibrated, corrected by live rounds
-    survival: float
-    gain: float
-    fate: Fate
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """One answer's part in one round."""
-
-    lane: str
-    sequence: int
-    choice: int
-    round: int
-    offset: int  # index in the answer of the first token committed
-    policy: str
-    drafter: str  # replica; empty without one
-    empty_because: str  # why there was no draft; empty when there was one
-    asked: int  # slots asked of the drafter
-    slots: tuple[Slot, ...]
-    prefix: int  # slots sent to verification
-    accepted: int
-    tokens: tuple[int, ...]  # committed
-    origins: tuple[Origin, ...]  # of them
-    forced: tuple[bool, ...]  # of them: whether the form of the answer left nothing else
-    why: PrefixEnd
-    price: float | None  # None where no curve was in force
-    cohort: Sums
-
-
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """A cohort's round in numbers. Spans are seconds."""
-
-    lane: str
-    ended: float  # clock time
-    sequences: int
-    drafted: int  # slots
-    verified: int  # slots
-    tokens: int  # in the packed pass: anchors, prefixes, and prompts that rode along
-    committed: int
-    plain: bool
-    round_s: float
-    draft_s: float  # waited for drafts
-    draft_pass_s: float  # device time of the slowest drafter that replied
-    verify_s: float
-    verify_pass_s: float  # device time
-    late: tuple[str, ...]  # drafters that were not waited for any longer, or lost
-
-
-def origins(accepted: int, judged: int, kept: int) -> tuple[Origin, ...]:
+def origins(accepted: int, judged: int, kept: int) -> list[wire.Origin]:
     """Of the tokens a round committed: `accepted` of `judged` drafted ones and the target's own, the first `kept`."""
-    last = Origin.PLAIN if not judged else Origin.BONUS if accepted == judged else Origin.CORRECTED
-    return (*[Origin.DRAFTED] * accepted, last)[:kept]
+    last = wire.ORIGIN_PLAIN if not judged else wire.ORIGIN_BONUS if accepted == judged else wire.ORIGIN_CORRECTED
+    return [*[wire.ORIGIN_DRAFTED] * accepted, last][:kept]
 
 
-def fate_of(slot: int, said: RoundReport, kept: int) -> Fate:
+def fate_of(slot: int, said: RoundReport, kept: int) -> wire.Fate:
     if slot < said.accepted:
-        return Fate.ACCEPTED if slot < kept else Fate.CUT
+        return wire.FATE_ACCEPTED if slot < kept else wire.FATE_CUT
     if slot >= said.verified:
-        return Fate.UNVERIFIED
+        return wire.FATE_UNVERIFIED
     if slot > said.accepted:
-        return Fate.VOID
-    return Fate.FORBIDDEN if said.forbidden else Fate.REJECTED
+        return wire.FATE_VOID
+    return wire.FATE_FORBIDDEN if said.forbidden else wire.FATE_REJECTED
 
 
-def sums_of(made: Reported) -> Sums:
+def step_of(made: Reported) -> wire.RoundExplanation:
+    """What is the same for all answers of a cohort."""
     rounds, report = made.rounds, made.report
     timing = report.timing
     late = {each.drafter for each in rounds if each.why_empty in ("late", "drafter lost")}
-    return Sums(
+    return wire.RoundExplanation(
         lane=made.lane,
-        ended=made.ended,
+        price=price(made),
         sequences=len(rounds),
-        drafted=sum(len(each.confidence) for each in rounds),
-        verified=sum(each.verified for each in rounds),
-        tokens=report.tokens,
-        committed=sum(len(each.tokens) for each in rounds),
+        step_drafted=sum(len(each.confidence) for each in rounds),
+        step_verified=sum(each.verified for each in rounds),
+        step_tokens=report.tokens,
+        step_committed=sum(len(each.tokens) for each in rounds),
         plain=made.plan.terms.kind is PlanKind.OFF,
-        round_s=timing.round_s,
-        draft_s=timing.waited_s,
-        draft_pass_s=timing.draft_s,
-        verify_s=timing.forward_s,
-        verify_pass_s=timing.forward_s,
-        late=tuple(filter(None, map(made.name_of, sorted(late)))),
+        round_ms=1e3 * timing.round_s,
+        draft_ms=1e3 * timing.waited_s,
+        draft_pass_ms=1e3 * timing.draft_s,
+        verify_ms=1e3 * timing.forward_s,
+        verify_pass_ms=1e3 * timing.forward_s,
+        late=filter(None, map(made.name_of, sorted(late))),
     )
 
 
@@ -149,55 +62,53 @@ def price(made: Reported) -> float | None:
     return terms.price if terms.kind is PlanKind.PRICE and np.isfinite(terms.price) else None
 
 
-def told(part: RoundPart) -> Told:
+def told(part: RoundPart) -> wire.RoundExplanation:
     """An answer's part in its round."""
     made, at, kept = part.round, part.at, part.kept
     said, state = made.rounds[at], made.states[at]
     terms = made.plan.terms_of(said.sequence)
     confidence = np.asarray(said.confidence, np.float64)[None]
     alive = survival(confidence, np.array([confidence.shape[1]]))[0]
-    slots = tuple(
-        Slot(
-            said.tokens[slot] if slot < min(said.accepted, kept) else None,
-            float(sure),
-            float(alive[slot]),
-            float(alive[slot]) * terms.weight,
-            fate_of(slot, said, kept),
-        )
-        for slot, sure in enumerate(said.confidence)
-    )
-    drafter = made.name_of(said.drafter) if slots else ""
-    return Told(
-        lane=made.lane,
-        sequence=said.sequence,
-        choice=state.answer.index,
+    drafter = made.name_of(said.drafter) if said.confidence else ""
+    empty_because = REASONS.get(said.why_empty, "unspecified") if state.speculates else "policy_off"
+    found = wire.RoundExplanation(
+        index=state.answer.index,
         round=said.round,
         offset=part.offset,
         policy=str(state.request.policy),
         drafter=drafter,
-        empty_because="" if slots else REASONS.get(said.why_empty, "unspecified") if state.speculates else "policy_off",
+        empty_because="" if said.confidence else empty_because,
         asked=terms.slots if drafter else 0,
-        slots=slots,
+        slots=[
+            wire.SlotExplanation(
+                token_id=said.tokens[slot] if slot < min(said.accepted, kept) else None,
+                confidence=sure,
+                survival=alive[slot],
+                gain=alive[slot] * terms.weight,
+                fate=fate_of(slot, said, kept),
+            )
+            for slot, sure in enumerate(said.confidence)
+        ],
         prefix=said.verified,
         accepted=min(said.accepted, kept),
-        tokens=said.tokens[:kept],
+        token_ids=said.tokens[:kept],
         origins=origins(said.accepted, said.verified, kept),
         forced=(said.forced or (False,) * len(said.tokens))[:kept],
         why=_why(said, terms, part.room),
-        price=price(made),
-        cohort=sums_of(made),
     )
+    found.MergeFrom(step_of(made))
+    return found
 
 
-def _why(said: RoundReport, terms: Terms, room: int) -> PrefixEnd:
+def _why(said: RoundReport, terms: Terms, room: int) -> wire.PrefixEnd:
     """What ended the prefix."""
     drafted = len(said.confidence)
     if not drafted:
-        return PrefixEnd.NO_DRAFT
+        return wire.PREFIX_END_NO_DRAFT
     if terms.kind is PlanKind.FIXED and said.verified == terms.slots:
-        return PrefixEnd.FIXED
+        return wire.PREFIX_END_FIXED
     if said.verified >= drafted:
-        return PrefixEnd.WHOLE
+        return wire.PREFIX_END_WHOLE
     if said.verified >= room - 1:
-        return PrefixEnd.ROOM
-    return PrefixEnd.THRESHOLD if terms.kind is PlanKind.THRESHOLD else PrefixEnd.PRICE
+        return wire.PREFIX_END_ROOM
+    return wire.PREFIX_END_THRESHOLD if terms.kind is PlanKind.THRESHOLD else wire.PREFIX_END_PRICE

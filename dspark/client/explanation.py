@@ -96,7 +96,7 @@ def read_explanation(told: control_pb2.RoundExplanation) -> RoundExplanation:
             )
             for one in told.slots
         ),
-        origins=tuple(_ORIGINS.get(one, "unknown") for one in told.origins),
+        origins=tuple(ORIGINS.get(one, "unknown") for one in told.origins),
         why=_ENDS.get(told.why, "unknown"),
         price=told.price if told.HasField("price") else None,
     )
@@ -108,5 +108,5 @@ def _words(kind: Any, prefix: str) -> dict[int, str]:
 
 
 _FATES = _words(control_pb2.Fate, "FATE_")
-_ORIGINS = _words(control_pb2.Origin, "ORIGIN_")
+ORIGINS = _words(control_pb2.Origin, "ORIGIN_")
 _ENDS = _words(control_pb2.PrefixEnd, "PREFIX_END_")

@@ -115,9 +115,8 @@ def test_only_so_many_ended_answers_are_kept(cell: HttpCell) -> None:
     with Client(cell.coordinator.endpoint) as client:
         for name in ("a", "b"):
             client.complete([5, 6, 7], max_tokens=2, ignore_eos=True, request_id=name, n=2)
-    for each in reversed(endings.last(4)):
-        small._ring.append(each)
-    assert [each.request for each in small.last(9)] == ["b", "b", "a"]
+    small._ring.extend(list(endings._ring)[-4:])
+    assert [each.request_id for each in small.last(9)] == ["b", "b", "a"]
     assert len(small.of("b")) == 2
     assert endings.most == 256
 

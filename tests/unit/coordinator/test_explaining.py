@@ -8,8 +8,9 @@ import pytest
 from fakes import answer_of
 from rounds_cell import RoundsCell, ToyPair, story, virtual
 
-from coordinator.watching.explaining import Fate, Origin, PrefixEnd, price, sums_of, told
+from coordinator.watching.explaining import price, step_of, told
 from coordinator.watching.watch import RoundPart
+from dspark.wire.v1 import control_pb2 as wire
 
 
 def explained(policy: str, max_tokens: int = 40, **settings: object) -> list[RoundPart]:
@@ -27,27 +28,29 @@ def explained(policy: str, max_tokens: int = 40, **settings: object) -> list[Rou
 def test_the_tokens_that_are_told_are_the_answer(policy: str) -> None:
     found = [told(part) for part in explained(policy)]
     whole = answer_of((5, 6), 40)
-    assert [token for each in found for token in each.tokens] == whole[1:], "the first is the prefill's"
-    assert [each.offset for each in found] == [1 + sum(len(e.tokens) for e in found[:at]) for at in range(len(found))]
+    assert [token for each in found for token in each.token_ids] == whole[1:], "the first is the prefill's"
+    sizes = [len(each.token_ids) for each in found]
+    assert [each.offset for each in found] == [1 + sum(sizes[:at]) for at in range(len(found))]
     assert [each.round for each in found] == list(range(1, len(found) + 1))
     for each in found:
         assert (each.lane, each.policy) == ("verify/1", policy)
-        assert len(each.origins) == len(each.tokens)
-        assert each.cohort.sequences in (1, 2)
-        kept = [slot.token for slot in each.slots if slot.fate is Fate.ACCEPTED]
-        assert kept == list(each.tokens[: len(kept)])
-        assert all(slot.token is None for slot in each.slots if slot.fate in (Fate.REJECTED, Fate.UNVERIFIED))
+        assert len(each.origins) == len(each.token_ids)
+        assert each.sequences in (1, 2)
+        kept = [slot.token_id for slot in each.slots if slot.fate == wire.FATE_ACCEPTED]
+        assert kept == each.token_ids[: len(kept)]
+        untold = [slot for slot in each.slots if slot.fate in (wire.FATE_REJECTED, wire.FATE_UNVERIFIED)]
+        assert not any(slot.HasField("token_id") for slot in untold)
         assert bool(each.slots) is (each.drafter == "draft/0")
         assert bool(each.slots) is not bool(each.empty_because)
 
 
 def test_what_ended_a_prefix_is_told() -> None:
     whys = {policy: {told(part).why for part in explained(policy)} for policy in ("fixed:2", "threshold:0.95", "off")}
-    assert PrefixEnd.FIXED in whys["fixed:2"]
-    assert PrefixEnd.THRESHOLD in whys["threshold:0.95"]
-    assert whys["off"] == {PrefixEnd.NO_DRAFT}
+    assert wire.PREFIX_END_FIXED in whys["fixed:2"]
+    assert wire.PREFIX_END_THRESHOLD in whys["threshold:0.95"]
+    assert whys["off"] == {wire.PREFIX_END_NO_DRAFT}
     origins = {origin for part in explained("fixed:4") for origin in told(part).origins}
-    assert origins == {Origin.DRAFTED, Origin.CORRECTED, Origin.BONUS, Origin.PLAIN}
+    assert origins == {wire.ORIGIN_DRAFTED, wire.ORIGIN_CORRECTED, wire.ORIGIN_BONUS, wire.ORIGIN_PLAIN}
 
 
 def test_gains_are_what_the_verifier_compared_with_the_price() -> None:
@@ -71,9 +74,10 @@ async def test_a_cohort_in_numbers() -> None:
         await asyncio.sleep(0.05)
         cell.drafters[0].silent = True
         await cell.finish(*states)
-        sums = [sums_of(each) for each in watch.rounds()]
-    assert sum(each.committed for each in sums) == 3 * 29
-    assert {each.late for each in sums} == {(), ("draft/0",)}
-    drafted = [each for each in sums if each.drafted]
-    assert all(each.verified <= each.drafted and each.tokens == each.sequences + each.verified for each in drafted)
-    assert all(each.verify_pass_s > 0.0 and each.draft_pass_s > 0.0 for each in drafted)
+        sums = [step_of(each) for each in watch.rounds()]
+    assert sum(each.step_committed for each in sums) == 3 * 29
+    assert {tuple(each.late) for each in sums} == {(), ("draft/0",)}
+    drafted = [each for each in sums if each.step_drafted]
+    assert all(each.step_verified <= each.step_drafted for each in drafted)
+    assert all(each.step_tokens == each.sequences + each.step_verified for each in drafted)
+    assert all(each.verify_pass_ms > 0.0 and each.draft_pass_ms > 0.0 for each in drafted)
