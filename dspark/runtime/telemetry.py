@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections import Counter as Counts
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO, cast
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
@@ -88,6 +88,37 @@ def observe_all(histogram: Histogram, values: Sequence[float]) -> None:
         histogram._buckets[place].inc(count)
 
 
+class DeclaredMetric(NamedTuple):
+    """A metric of every instance of `Metrics`. name: where it is not that of the attribute."""
+
+    kind: Callable[..., Any]
+    text: str
+    labels: tuple[str, ...]
+    name: str = ""
+    options: Mapping[str, Any] = {}
+
+    def made(self, attribute: str, registry: CollectorRegistry) -> Any:
+        name = self.name or attribute
+        return self.kind(name, self.text, self.labels, namespace="dspark", registry=registry, **self.options)
+
+
+def counter(text: str, *labels: str, name: str = "") -> Counter:
+    return cast(Counter, DeclaredMetric(Counter, text, labels, name))
+
+
+def gauge(text: str, *labels: str, name: str = "") -> Gauge:
+    return cast(Gauge, DeclaredMetric(Gauge, text, labels, name))
+
+
+def histogram(text: str, buckets: tuple[float, ...], *labels: str, name: str = "") -> Histogram:
+    return cast(Histogram, DeclaredMetric(Histogram, text, labels, name, {"buckets": buckets}))
+
+
+def seconds(text: str, *labels: str) -> Histogram:
+    """A histogram whose name ends in `_seconds`, whatever that of its attribute."""
+    return cast(Histogram, DeclaredMetric(Histogram, text, labels, options={"buckets": _SECONDS, "unit": "seconds"}))
+
+
 class Metrics:
     """Every metric of the system on a registry of its own, so that two services fit into one process.
 
@@ -96,174 +127,118 @@ class Metrics:
     `model_name` and `cell` besides its own.
     """
 
+    # Requests (coordinator).
+    requests = counter("Requests ended, by how.", "outcome")
+    request_success = counter("Answers that ended well, by finish reason.", "finished_reason")
+    num_requests_running = gauge("Requests in rounds or prefill.")
+    num_requests_waiting = gauge("Requests waiting for admission.")
+    prompt_tokens = counter("Prompt tokens of admitted requests.")
+    generation_tokens = counter("Tokens committed.")
+    time_to_first_token = seconds("Arrival to first token.")
+    inter_token_latency = seconds("From one commit of an answer to its next, of one or more tokens.")
+    request_time_per_output_token = seconds("Mean time per token after the first, one observation per request.")
+    e2e_request_latency = seconds("Arrival to end.")
+    request_queue_time = seconds("Arrival to prefill.")
+    request_prefill_time = seconds("Start of the prefill to first token.")
+    request_decode_time = seconds("First token to end.")
+    request_prompt_tokens = histogram("Prompt tokens of a request.", _TOKENS)
+    request_generation_tokens = histogram("Tokens of an answer when it ended.", _TOKENS)
+    slow_readers_cut = counter("Streams ended because the client did not read.")
+    admission_rejections = counter("Requests refused, by reason.", "reason")
+
+    # Client streams (coordinator or front end).
+    client_streams = gauge("Client streams that are being answered.")
+    client_chunks = counter("Chunks sent to clients.")
+    cell_batches = counter("Messages between a coordinator and a front end, by direction.", "direction")
+
+    # Speculation (coordinator).
+    rounds = counter("Verification rounds, counted per sequence.")
+    cohorts = counter("Cohorts that went through a round.")
+    num_drafts = counter("Non-empty blocks drafted.", name="spec_decode_num_drafts")
+    num_draft_tokens = counter("Tokens drafted.", name="spec_decode_num_draft_tokens")
+    num_verified_tokens = counter("Drafted tokens sent to verification.", name="spec_decode_num_verified_tokens")
+    num_accepted_tokens = counter("Drafted tokens committed.", name="spec_decode_num_accepted_tokens")
+    num_accepted_per_pos = counter(
+        "Drafted tokens committed, by slot.", "position", name="spec_decode_num_accepted_tokens_per_pos"
+    )
+    num_expected_tokens = counter(
+        "Drafted tokens that confidences promised would be accepted; beside num_accepted_tokens: calibration.",
+        name="spec_decode_num_expected_tokens",
+    )
+    label_rounds = counter("Rounds with a draft, by the requests' label.", "label")
+    label_draft_tokens = counter("Tokens drafted, by label.", "label")
+    label_accepted_tokens = counter("Drafted tokens committed, by label.", "label")
+    label_generation_tokens = counter("Tokens committed, by label.", "label")
+    draft_wasted_tokens = counter("Drafted tokens not committed, by reason.", "reason")
+    empty_blocks = counter("Rounds that began without a draft, by reason.", "reason")
+    scheduled_verify_length = histogram("Drafted tokens sent to verification per sequence and round.", _LENGTHS)
+    policy_info = gauge("1 for the policy in force.", "policy")
+    lane_mode = gauge(
+        "1 for how a lane goes about its rounds: one cohort, two cohorts that take turns, or no drafts.", "lane", "mode"
+    )
+    cost_curve_in_force = gauge(
+        "1 when adaptive sequences go by a measured cost curve, 0 when they verify everything.", "lane"
+    )
+    draft_rpc = seconds("Round trip of a Draft cohort.")
+    verify_rpc = seconds("Round trip of a Verify cohort.")
+    pipeline_bubble = seconds("A verifier with work waited for its next cohort, drafts included.")
+    prefills = counter("Prefills commanded, by reason.", "reason")
+    num_preemptions = counter("Sequences taken out to free pages, to begin again.")
+    prefix_cache_queries = counter("Prompt tokens looked up in the prefix cache.")
+    prefix_cache_hits = counter("Prompt tokens whose prefill it spared.")
+    resends = counter("Feature resends commanded, by reason.", "reason")
+    pool_replicas = gauge("Known workers.", "pool", "state")
+    worker_losses = counter("Workers lost.", "pool")
+    breakers_opened = counter("Workers held off for being lost too often.", "pool")
+    handovers = counter("Sequences that went to another verifier, by reason.", "reason")
+    journal_failed = gauge("1 when the journal could not be written any more.")
+
+    # Losslessness monitor (coordinator).
+    monitor_draws = counter("Verified slots the monitor has seen.", "drafter")
+    monitor_evidence = gauge("Evidence of lies, as a share of what raises the alarm; near or below 0.", "drafter")
+    monitor_alarms = counter("Drafter versions whose drafts are no draws of their q.", "drafter", "statistic")
+
+    # Watchdog of drafters (coordinator).
+    drafter_alarms = counter("Alarms that left a drafter out, by its version.", "drafter", "reason")
+    drafters_left_out = gauge("Drafters that a lane leaves out, or has on trial, for an alarm.", "lane")
+    drafter_accepted_length = gauge(
+        "Tokens of a round with a block, the target's own among them, over the last 40 or so, by drafter version.",
+        "drafter",
+        "lane",
+    )
+    drafter_promise_kept = gauge(
+        "Accepted over promised tokens of the same rounds; 1 is as promised.", "drafter", "lane"
+    )
+
+    # Workers.
+    forward_seconds = seconds("Device time of one pass, by kind.", "kind")
+    draft_wait = seconds("A cohort waited for a busy drafter.")
+    verify_batch_tokens = histogram("Tokens in one packed pass.", _TOKENS)
+    draft_batch_sequences = histogram("Sequences in one draft pass.", _TOKENS)
+    sequences = gauge("Sequences with state in this process.")
+    pages_held = gauge("Pages held by sequences.")
+    pages_total = gauge("Pages of the pool.")
+    kv_cache_usage = gauge("Share of the pool's pages that sequences hold; 1 is full.", name="kv_cache_usage_perc")
+    feature_rows = counter("Feature rows, by direction.", "direction")
+    bytes = counter("Payload bytes, by direction and kind.", "direction", "kind")
+    refusals = counter("Items refused, by reason.", "reason")
+    coupled_near_ties = counter("Positions of coupled answers led by less than 1e-4 nats: rounding may flip them.")
+    form_tokens = counter("Tokens of rounds that a form had a say in.")
+    form_forced_tokens = counter("Of these, where nothing else might have come.")
+    form_refused_drafts = counter("Blocks that ended at a drafted token which the form of the answer forbids.")
+
+    # Everyone.
+    dropped = counter("Messages dropped, by kind and reason.", "kind", "reason")
+
     def __init__(self, *, cell: str = DEFAULT_CELL, model_name: Callable[[], str] = str) -> None:
         self.registry = CollectorRegistry()
         self.exposed = Exposed(self.registry, lambda: {"model_name": model_name(), "cell": cell})
-
-        # Requests (coordinator).
-        self.requests = self._counter("requests", "Requests ended, by how.", "outcome")
-        self.request_success = self._counter(
-            "request_success", "Answers that ended well, by finish reason.", "finished_reason"
-        )
+        for name, declared in vars(Metrics).items():
+            if isinstance(declared, DeclaredMetric):
+                setattr(self, name, declared.made(name, self.registry))
         for reason in ENDS:
             self.request_success.labels(finished_reason=reason)  # shown from the start, so that a rate sees the first
-        self.num_requests_running = self._gauge("num_requests_running", "Requests in rounds or prefill.")
-        self.num_requests_waiting = self._gauge("num_requests_waiting", "Requests waiting for admission.")
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of admitted requests.")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens committed.")
-        self.time_to_first_token = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _SECONDS)
-        self.inter_token_latency = self._histogram(
-            "inter_token_latency_seconds", "From one commit of an answer to its next, of one or more tokens.", _SECONDS
-        )
-        self.request_time_per_output_token = self._histogram(
-            "request_time_per_output_token_seconds",
-            "Mean time per token after the first, one observation per request.",
-            _SECONDS,
-        )
-        self.e2e_request_latency = self._histogram("e2e_request_latency_seconds", "Arrival to end.", _SECONDS)
-        self.request_queue_time = self._histogram("request_queue_time_seconds", "Arrival to prefill.", _SECONDS)
-        self.request_prefill_time = self._histogram(
-            "request_prefill_time_seconds", "Start of the prefill to first token.", _SECONDS
-        )
-        self.request_decode_time = self._histogram("request_decode_time_seconds", "First token to end.", _SECONDS)
-        self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
-        self.request_generation_tokens = self._histogram(
-            "request_generation_tokens", "Tokens of an answer when it ended.", _TOKENS
-        )
-        self.slow_readers_cut = self._counter("slow_readers_cut", "Streams ended because the client did not read.")
-        self.admission_rejections = self._counter("admission_rejections", "Requests refused, by reason.", "reason")
-
-        # Client streams (coordinator or front end).
-        self.client_streams = self._gauge("client_streams", "Client streams that are being answered.")
-        self.client_chunks = self._counter("client_chunks", "Chunks sent to clients.")
-        self.cell_batches = self._counter(
-            "cell_batches", "Messages between a coordinator and a front end, by direction.", "direction"
-        )
-
-        # Speculation (coordinator).
-        self.rounds = self._counter("rounds", "Verification rounds, counted per sequence.")
-        self.cohorts = self._counter("cohorts", "Cohorts that went through a round.")
-        self.num_drafts = self._counter("spec_decode_num_drafts", "Non-empty blocks drafted.")
-        self.num_draft_tokens = self._counter("spec_decode_num_draft_tokens", "Tokens drafted.")
-        self.num_verified_tokens = self._counter(
-            "spec_decode_num_verified_tokens", "Drafted tokens sent to verification."
-        )
-        self.num_accepted_tokens = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens committed.")
-        self.num_accepted_per_pos = self._counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Drafted tokens committed, by slot.", "position"
-        )
-        self.num_expected_tokens = self._counter(
-            "spec_decode_num_expected_tokens",
-            "Drafted tokens that confidences promised would be accepted; beside num_accepted_tokens: calibration.",
-        )
-        self.label_rounds = self._counter("label_rounds", "Rounds with a draft, by the requests' label.", "label")
-        self.label_draft_tokens = self._counter("label_draft_tokens", "Tokens drafted, by label.", "label")
-        self.label_accepted_tokens = self._counter(
-            "label_accepted_tokens", "Drafted tokens committed, by label.", "label"
-        )
-        self.label_generation_tokens = self._counter("label_generation_tokens", "Tokens committed, by label.", "label")
-        self.draft_wasted_tokens = self._counter(
-            "draft_wasted_tokens", "Drafted tokens not committed, by reason.", "reason"
-        )
-        self.empty_blocks = self._counter("empty_blocks", "Rounds that began without a draft, by reason.", "reason")
-        self.scheduled_verify_length = self._histogram(
-            "scheduled_verify_length", "Drafted tokens sent to verification per sequence and round.", _LENGTHS
-        )
-        self.policy_info = self._gauge("policy_info", "1 for the policy in force.", "policy")
-        self.lane_mode = self._gauge(
-            "lane_mode",
-            "1 for how a lane goes about its rounds: one cohort, two cohorts that take turns, or no drafts.",
-            "lane",
-            "mode",
-        )
-        self.cost_curve_in_force = self._gauge(
-            "cost_curve_in_force",
-            "1 when adaptive sequences go by a measured cost curve, 0 when they verify everything.",
-            "lane",
-        )
-        self.draft_rpc = self._histogram("draft_rpc_seconds", "Round trip of a Draft cohort.", _SECONDS)
-        self.verify_rpc = self._histogram("verify_rpc_seconds", "Round trip of a Verify cohort.", _SECONDS)
-        self.pipeline_bubble = self._histogram(
-            "pipeline_bubble_seconds", "A verifier with work waited for its next cohort, drafts included.", _SECONDS
-        )
-        self.prefills = self._counter("prefills", "Prefills commanded, by reason.", "reason")
-        self.num_preemptions = self._counter("num_preemptions", "Sequences taken out to free pages, to begin again.")
-        self.prefix_cache_queries = self._counter(
-            "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
-        )
-        self.prefix_cache_hits = self._counter("prefix_cache_hits", "Prompt tokens whose prefill it spared.")
-        self.resends = self._counter("resends", "Feature resends commanded, by reason.", "reason")
-        self.pool_replicas = self._gauge("pool_replicas", "Known workers.", "pool", "state")
-        self.worker_losses = self._counter("worker_losses", "Workers lost.", "pool")
-        self.breakers_opened = self._counter("breakers_opened", "Workers held off for being lost too often.", "pool")
-        self.handovers = self._counter("handovers", "Sequences that went to another verifier, by reason.", "reason")
-        self.journal_failed = self._gauge("journal_failed", "1 when the journal could not be written any more.")
-
-        # Losslessness monitor (coordinator).
-        self.monitor_draws = self._counter("monitor_draws", "Verified slots the monitor has seen.", "drafter")
-        self.monitor_evidence = self._gauge(
-            "monitor_evidence", "Evidence of lies, as a share of what raises the alarm; near or below 0.", "drafter"
-        )
-        self.monitor_alarms = self._counter(
-            "monitor_alarms", "Drafter versions whose drafts are no draws of their q.", "drafter", "statistic"
-        )
-
-        # Watchdog of drafters (coordinator).
-        self.drafter_alarms = self._counter(
-            "drafter_alarms", "Alarms that left a drafter out, by its version.", "drafter", "reason"
-        )
-        self.drafters_left_out = self._gauge(
-            "drafters_left_out", "Drafters that a lane leaves out, or has on trial, for an alarm.", "lane"
-        )
-        self.drafter_accepted_length = self._gauge(
-            "drafter_accepted_length",
-            "Tokens of a round with a block, the target's own among them, over the last 40 or so, by drafter version.",
-            "drafter",
-            "lane",
-        )
-        self.drafter_promise_kept = self._gauge(
-            "drafter_promise_kept",
-            "Accepted over promised tokens of the same rounds; 1 is as promised.",
-            "drafter",
-            "lane",
-        )
-
-        # Workers.
-        self.forward_seconds = self._histogram("forward_seconds", "Device time of one pass, by kind.", _SECONDS, "kind")
-        self.draft_wait = self._histogram("draft_wait_seconds", "A cohort waited for a busy drafter.", _SECONDS)
-        self.verify_batch_tokens = self._histogram("verify_batch_tokens", "Tokens in one packed pass.", _TOKENS)
-        self.draft_batch_sequences = self._histogram("draft_batch_sequences", "Sequences in one draft pass.", _TOKENS)
-        self.sequences = self._gauge("sequences", "Sequences with state in this process.")
-        self.pages_held = self._gauge("pages_held", "Pages held by sequences.")
-        self.pages_total = self._gauge("pages_total", "Pages of the pool.")
-        self.kv_cache_usage = self._gauge(
-            "kv_cache_usage_perc", "Share of the pool's pages that sequences hold; 1 is full."
-        )
-        self.feature_rows = self._counter("feature_rows", "Feature rows, by direction.", "direction")
-        self.bytes = self._counter("bytes", "Payload bytes, by direction and kind.", "direction", "kind")
-        self.refusals = self._counter("refusals", "Items refused, by reason.", "reason")
-        self.coupled_near_ties = self._counter(
-            "coupled_near_ties", "Positions of coupled answers led by less than 1e-4 nats: rounding may flip them."
-        )
-        self.form_tokens = self._counter("form_tokens", "Tokens of rounds that a form had a say in.")
-        self.form_forced_tokens = self._counter("form_forced_tokens", "Of these, where nothing else might have come.")
-        self.form_refused_drafts = self._counter(
-            "form_refused_drafts", "Blocks that ended at a drafted token which the form of the answer forbids."
-        )
-
         self._labels: set[str] = set()  # of requests, as far as they are told apart
-
-        # Everyone.
-        self.dropped = self._counter("dropped", "Messages dropped, by kind and reason.", "kind", "reason")
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"dspark_{name}", text, labels, registry=self.registry)
-
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"dspark_{name}", text, labels, registry=self.registry)
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(f"dspark_{name}", text, labels, buckets=buckets, registry=self.registry)
 
     def note_load(self, sequences: int, pages: int, of: int) -> None:
         """What a worker holds now."""
