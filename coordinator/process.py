@@ -12,7 +12,7 @@ from coordinator.cells.cell import served
 from coordinator.cells.control import ControlService
 from coordinator.cells.frontends import CELL, CellService
 from coordinator.cells.journal import Journal
-from coordinator.cells.journal_file import SYNCS, JournalFile
+from coordinator.cells.journal_file import JournalFile
 from coordinator.cells.local_cell import LocalCell, Offer
 from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
@@ -32,6 +32,7 @@ from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import Policy, parse_policy
 from dspark.runtime.security import split_endpoint
 from dspark.runtime.server import GrpcServer
+from dspark.runtime.setting import check_settings
 from dspark.runtime.shell import Servicer, Shell, ShellProcess
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Rule
@@ -168,35 +169,9 @@ class _Health:
 
 def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
     """Refuses what cannot work, by name, before anything is opened; returns the default policy and rule."""
-    for key in ("max_running", "max_prefills", "max_unread", "default_max_tokens"):
-        if getattr(config, key) < 1:
-            raise ConfigError(f"coordinator.{key}: {getattr(config, key)} is less than 1")
-    for key in ("max_queued", "flap_limit", "max_handovers", "live_streams", "warm_up_s", "window"):
-        if getattr(config, key) < 0:
-            raise ConfigError(f"coordinator.{key}: {getattr(config, key)} is negative")
-    for key in (
-        "request_deadline_s",
-        "queue_deadline_s",
-        "max_unread_s",
-        "prefill_deadline_s",
-        "verify_deadline_s",
-        "describe_deadline_s",
-        "verifier_wait_s",
-        "journal_sync_s",
-        "journal_keep_s",
-    ):
-        if not getattr(config, key) > 0:
-            raise ConfigError(f"coordinator.{key}: {getattr(config, key)} is not above 0")
-    if config.journal_sync not in SYNCS:
-        raise ConfigError(f"coordinator.journal_sync: {config.journal_sync!r} is none of {', '.join(SYNCS)}")
-    if not 1 <= config.journal_segment_mb <= 1 << 20:
-        raise ConfigError(f"coordinator.journal_segment_mb: {config.journal_segment_mb} is not in 1..{1 << 20}")
-    if not 0.0 <= config.otel_share <= 1.0:
-        raise ConfigError(f"coordinator.otel_share: {config.otel_share} is not between 0 and 1")
+    check_settings(config, "coordinator")
     if config.otel_endpoint is not None:
         split_endpoint(config.otel_endpoint)
-    if config.cohorts not in (0, 1, 2):
-        raise ConfigError(f"coordinator.cohorts: {config.cohorts} is not 0, 1 or 2")
     for endpoint in (*config.verify, *config.draft):
         split_endpoint(endpoint)
     try:

@@ -106,16 +106,6 @@ def check(config: DraftConfig) -> None:
     """Refuses numbers that cannot work, by name, before anything is loaded."""
     if config.engine == "real" and not config.synthetic and config.drafter in ("", "none"):
         raise ConfigError("draft.drafter: required and not given")
-    bounds = {
-        "threads": (1, 1024),
-        "page_size": (1, 4096),
-        "q_entries": (1, 4096),
-        "max_sequences": (1, 1 << 20),
-        "lease_s": (0.1, 86_400),
-        "max_batch_sequences": (1, 1 << 16),
-    }
-    if config.rounds_port is not None:
-        bounds["rounds_port"] = (0, 65535)
-    check_worker("draft", config, bounds)
+    check_worker("draft", config)
     if config.context_tokens < config.page_size:
         raise ConfigError(f"draft.context_tokens: {config.context_tokens} does not hold one page of {config.page_size}")

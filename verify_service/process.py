@@ -13,7 +13,7 @@ from dspark.runtime.wire_limits import reading
 from dspark.runtime.worker import Services, Worker, WorkerProcess, check_worker, start_worker
 from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.commands import control_bounds
-from verify_service.config import FEATURE_DTYPES, VerifyConfig
+from verify_service.config import VerifyConfig
 from verify_service.feature_push import FeaturePush
 from verify_service.interface import VerifyEnginePort
 from verify_service.service import NAME, VerifyService
@@ -81,20 +81,6 @@ def check(config: VerifyConfig) -> None:
     """Refuses numbers that cannot work, by name, before anything is loaded."""
     if config.engine == "real" and not config.synthetic and not config.target:
         raise ConfigError("verify.target: required and not given")
-    if config.feature_dtype not in FEATURE_DTYPES:
-        raise ConfigError(f"verify.feature_dtype: {config.feature_dtype!r} is none of {', '.join(FEATURE_DTYPES)}")
-    limits = {
-        "threads": (1, 1024),
-        "page_size": (1, 4096),
-        "prefill_chunk": (1, 1 << 20),
-        "max_sequences": (1, 1 << 20),
-        "gpu_memory_utilization": (0.05, 1.0),
-        "lease_s": (0.1, 86_400),
-        "draft_deadline_s": (0.001, 86_400),
-        "drafter_patience_s": (0.001, 86_400),
-    }
-    check_worker("verify", config, limits)
+    check_worker("verify", config)
     if config.kv_tokens and config.kv_tokens < config.page_size:
         raise ConfigError(f"verify.kv_tokens: {config.kv_tokens} does not hold one page of {config.page_size}")
-    if config.max_batch_tokens < 1:
-        raise ConfigError(f"verify.max_batch_tokens: {config.max_batch_tokens} is less than 1")

@@ -26,7 +26,6 @@ log = structlog.get_logger("dspark.journal")
 
 MAGIC = b"DSPKJNL1"
 MAX_RECORD = 64 * 1024 * 1024  # bytes; more is no record
-SYNCS = ("always", "interval")
 _HEAD = struct.Struct("<II")
 
 

@@ -14,12 +14,12 @@ from coordinator.frontend.remote_cell import CoordinatorAddress, RemoteCell
 from coordinator.reception.tokenizer import find_tokenizer
 from dspark.errors import ConfigError
 from dspark.runtime.security import split_endpoint
+from dspark.runtime.setting import check_settings
 from dspark.runtime.shell import Shell, ShellProcess
 from dspark.wire.v1 import frontend_pb2
 
 log = structlog.get_logger("dspark.frontend")
 
-MOST_INTERVAL_MS = 10_000.0
 SPARE_STREAMS = 64  # for calls that are being refused: beyond, gRPC refuses without a hint
 
 
@@ -95,11 +95,4 @@ def check(config: FrontendConfig) -> None:
     if not config.coordinator:
         raise ConfigError("frontend.coordinator: give the coordinator's host:port")
     split_endpoint(config.coordinator)
-    for key in ("max_streams", "max_unread", "default_max_tokens"):
-        if getattr(config, key) < 1:
-            raise ConfigError(f"frontend.{key}: {getattr(config, key)} is less than 1")
-    if not 0.0 <= config.chunk_interval_ms <= MOST_INTERVAL_MS:
-        raise ConfigError(f"frontend.chunk_interval_ms: {config.chunk_interval_ms} is not in 0..{MOST_INTERVAL_MS:g}")
-    for key in ("request_deadline_s", "attach_wait_s"):
-        if not getattr(config, key) > 0:
-            raise ConfigError(f"frontend.{key}: {getattr(config, key)} is not above 0")
+    check_settings(config, "frontend")

@@ -17,6 +17,7 @@ import yaml
 
 from dspark.errors import ConfigError
 from dspark.numerals import number, number_in, whole, whole_in
+from dspark.runtime.setting import check_settings
 
 T = TypeVar("T")
 
@@ -37,7 +38,8 @@ def load_config(
     """An instance of the dataclass `cls`.
 
     `file` is YAML with one mapping per section; `environ` holds `DSPARK_<SECTION>__<KEY>`; `flags` wins, where None
-    means "not given". Unknown keys and sections are errors, and so is a key that stands twice.
+    means "not given". Unknown keys and sections are errors, and so are a key that
+    stands twice and a value out of its bounds.
     """
     _check_environment(environ or {}, {*SECTIONS, section})
     hints = typing.get_type_hints(cls)
@@ -66,7 +68,9 @@ def load_config(
     ]
     if missing:
         raise ConfigError(f"{section}.{missing[0]}: required and not given")
-    return cls(**values)
+    made = cls(**values)
+    check_settings(made, section)
+    return made
 
 
 def _read_section(file: str | Path, section: str) -> Mapping[str, object]:

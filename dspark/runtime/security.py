@@ -71,8 +71,6 @@ def streams_per_connection(config: PublicConfig, room: int) -> int:
 
     What a peer has cancelled stands before everybody else's calls until it was looked at, one after the other.
     """
-    if config.max_streams_per_connection < 0:
-        raise ConfigError(f"max_streams_per_connection: {config.max_streams_per_connection} is negative")
     near = is_loopback(split_endpoint(config.bind)[0])
     return config.max_streams_per_connection or (room if near else PUBLIC_STREAMS)
 

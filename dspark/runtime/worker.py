@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ from dspark.pages import Held
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.security import Security
+from dspark.runtime.setting import check_settings
 from dspark.runtime.shell import Servicer, Shell, ShellProcess
 from dspark.runtime.telemetry import Metrics
 from dspark.types import RefusalReason
@@ -239,17 +240,13 @@ async def start_worker(
     return WorkerProcess(shell, worker, made)
 
 
-def check_worker(role: str, config: Any, bounds: Mapping[str, tuple[float, float]]) -> None:
+def check_worker(role: str, config: Any) -> None:
     """Refuses an engine that is none, and numbers out of their bounds, by name."""
-    if config.engine not in ("real", "synthetic"):
-        raise ConfigError(f"{role}.engine: {config.engine!r} is not real or synthetic")
+    check_settings(config, role)
     if config.engine == "synthetic" and not config.synthetic:
         raise ConfigError(f"{role}.synthetic: required with the synthetic engine and not given")
     if config.engine == "real" and config.synthetic:
         raise ConfigError(f"{role}.synthetic: of use with `engine: synthetic` only")
-    for key, (least, most) in bounds.items():
-        if not least <= getattr(config, key) <= most:
-            raise ConfigError(f"{role}.{key}: {getattr(config, key)} is not in {least}..{most}")
 
 
 async def emptied(device: DeviceWorker, held: Callable[[], int], longest_s: float) -> None:

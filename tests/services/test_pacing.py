@@ -14,7 +14,7 @@ import yaml
 from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig
 from coordinator.http.stream import framed
-from coordinator.process import CoordinatorProcess
+from coordinator.process import CoordinatorProcess, check
 from coordinator.reception.pacing import padded, read_pace
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
@@ -131,7 +131,7 @@ def test_padding_fills_whole_frames(content: int) -> None:
 def test_settings_that_would_not_hide_are_refused() -> None:
     for change in ({"pace_frame_bytes": 100}, {"pace_interval_ms": -1.0}, {"pace_tokens_per_s": 0.0}):
         with pytest.raises(ConfigError, match=next(iter(change))):
-            read_pace(CoordinatorConfig(**{"pace_interval_ms": 50.0, **change}))
+            check(CoordinatorConfig(**{"pace_interval_ms": 50.0, **change}))
     with pytest.raises(ConfigError, match="live_page"):
         read_pace(CoordinatorConfig(pace_interval_ms=50.0, http="127.0.0.1:0", live_page=True))
     assert read_pace(CoordinatorConfig()) is None

@@ -112,7 +112,7 @@ async def test_acceptance_over_the_wire_follows_the_domains(pair: str) -> None:
     ("config", "message"),
     [
         (VerifyConfig(engine="synthetic"), "verify.synthetic: required with the synthetic engine and not given"),
-        (VerifyConfig(engine="pretend"), "verify.engine: 'pretend' is not real or synthetic"),
+        (VerifyConfig(engine="pretend"), "verify.engine: 'pretend' is none of real, synthetic"),
         (VerifyConfig(target="x", synthetic="y"), "verify.synthetic: of use with `engine: synthetic` only"),
         (VerifyConfig(), "verify.target: required and not given"),
     ],

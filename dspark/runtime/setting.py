@@ -1,0 +1,60 @@
+"""One setting of a configuration: its default, a sentence for people, and what it may be, declared in one place.
+
+The sentence is the help of its flag and its line in the reference; the bounds are what is refused. Light: it knows no
+files and needs nothing but Python.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from dspark.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class SettingBounds(NamedTuple):
+    """What a value may be; None and "" bound nothing."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    one_of: tuple[object, ...] = ()
+
+    def problem(self, value: Any) -> str:
+        """Empty for a value that will do."""
+        least, above, most, one_of = self
+        if one_of:
+            return "" if value in one_of else f"{value!r} is none of {', '.join(map(str, one_of))}"
+        fits = (
+            (least is None or value >= least) and (above is None or value > above) and (most is None or value <= most)
+        )
+        if fits:
+            return ""
+        if most is None:
+            return f"{value} is less than {least}" if above is None else f"{value} is not above {above}"
+        return f"{value} is not in {least}..{most}" if above is None else f"{value} is not above {above}, up to {most}"
+
+
+def setting(
+    default: T,
+    doc: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    one_of: Sequence[object] = (),
+) -> T:
+    """A field of a dataclass. A default of None is no value, and is not checked."""
+    bounds = SettingBounds(least, above, most, tuple(one_of))
+    return dataclasses.field(default=default, metadata={"doc": doc, "bounds": bounds})
+
+
+def check_settings(config: Any, section: str = "") -> None:
+    """Raises ConfigError for the first value out of its bounds, by section and name."""
+    for field in dataclasses.fields(config):
+        value, bounds = getattr(config, field.name), field.metadata.get("bounds")
+        if bounds is not None and value is not None and (problem := bounds.problem(value)):
+            raise ConfigError(f"{section}.{field.name}: {problem}".removeprefix("."))
