@@ -1,10 +1,14 @@
-"""Time, as the coordinator's parts see it: an event loop satisfies it, and a test turns it by hand."""
+"""The event loop, as the coordinator's parts see it: its time, which a test turns by hand; what others on it must not
+wait for, and what must leave first."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 TURNS_TO_SEND = 2  # of the event loop, from an order to its bytes: the sender wakes, serialises, hands over
 
@@ -25,30 +29,6 @@ async def let_orders_leave() -> None:
         await asyncio.sleep(0)
 
 
-async def settled(futures: Iterable[asyncio.Future[Any]], deadline_s: float, clock: Clock) -> None:
-    """Returns when all are done, failed ones included, or when the deadline passes. One timer and no task."""
-    pending = [future for future in futures if not future.done()]
-    if not pending:
-        return
-    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    left = len(pending)
-
-    def finish() -> None:
-        if not waiter.done():
-            waiter.set_result(None)
-
-    def one_done(_: asyncio.Future[Any]) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            finish()
-
-    for future in pending:
-        future.add_done_callback(one_done)
-    timer = clock.call_later(deadline_s, finish)
-    try:
-        await waiter
-    finally:
-        timer.cancel()
-        for future in pending:
-            future.remove_done_callback(one_done)
+async def beside(long: bool, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """What `work` returns, from beside the event loop where it is `long`; what is not takes less time than a thread."""
+    return await asyncio.to_thread(work, *args, **options) if long else work(*args, **options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from dspark.rounds.policy import parse_policy
 from dspark.runtime.config import load_config
 from dspark.runtime.identity import state_dir
 from dspark.runtime.process import usable
-from dspark.runtime.security import is_loopback, split_endpoint
+from dspark.runtime.security import check_listeners, is_loopback, split_endpoint
 from dspark.synthetic.spec import load_spec
 from dspark.targets import is_imported
 from dspark.types import Rule
@@ -118,12 +117,10 @@ def http_bind(wanted: str | None) -> str | None:
     """Where the HTTP front listens: as wanted, at a free port if somebody is there, nowhere without its extra."""
     if wanted is None or not has_http():
         return None
-    host, port = split_endpoint(wanted)
+    _, port = split_endpoint(wanted)
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except OSError:
+        check_listeners([("http", wanted)])
+    except ConfigError:
         port = 0
     # Not 0, which would be another port for every successor of the process.
     return f"{wanted.rpartition(':')[0]}:{port or free_ports(1)[0]}"

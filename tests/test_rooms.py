@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ROOMS = {"draft_service", "verify_service", "coordinator", "deploy", "benchmarks"}
 SERVICES = {"draft_service", "verify_service", "coordinator"}
-BELOW_ALL = ("clock", "wakeup", "beside", "config")  # files of the coordinator that any of its packages may import
+BELOW_ALL = ("clock", "config")  # files of the coordinator that any of its packages may import
 
 
 def _imports(path: Path) -> Iterator[tuple[str, bool]]:

@@ -132,7 +132,8 @@ async def _explanations(
                 return
             if not parts:
                 try:
-                    await asyncio.wait_for(watch.wakeup.heard(), LOOK_S)
+                    await asyncio.wait_for(watch.wakeup.wait(), LOOK_S)
+                    watch.wakeup.clear()
                 except TimeoutError:
                     continue
 

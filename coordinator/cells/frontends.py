@@ -22,7 +22,6 @@ from coordinator.cells.local_cell import LocalCell
 from coordinator.clock import Clock, Timer, let_orders_leave
 from coordinator.requests.request import MAX_TENANT
 from coordinator.requests.validation import read_request
-from coordinator.wakeup import Wakeup
 from dspark.errors import DsparkError, Expired, InvalidRequest, Overloaded, PeerError, RequestCancelled, Unavailable
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc
@@ -77,7 +76,7 @@ class FrontendConnection:
         self._cell, self._clock, self._metrics = cell, clock, metrics
         self._calls: dict[int, _Relay] = {}
         self._unsent = _Unsent()
-        self._bell = Wakeup()
+        self._bell = asyncio.Event()
         self._messages, self._in_order = 0, cell_wire.InOrder(heard=1)  # the hello was the first
         self._terms: frontend_pb2.Terms | None = None
         self._ended = self._overran = False
@@ -90,7 +89,8 @@ class FrontendConnection:
 
     async def next(self) -> frontend_pb2.CellBatch | None:
         """One message for all that happened since the last one was taken; None at the end."""
-        await self._bell.heard()
+        await self._bell.wait()
+        self._bell.clear()
         await let_orders_leave()  # the next round's, before front ends are told of the last one
         if self._overran:
             raise Overloaded("the front end does not read", retry_after_s=1.0)
@@ -120,7 +120,7 @@ class FrontendConnection:
     def end(self) -> None:
         """The front end has said its last word."""
         self._ended = True
-        self._bell.ring()
+        self._bell.set()
 
     def close(self) -> None:
         """Frees everything it asked for. Idempotent."""
@@ -218,7 +218,7 @@ class FrontendConnection:
 
     def _told(self) -> None:
         """Something more waits; whoever does not read it is let go."""
-        self._bell.ring()
+        self._bell.set()
         unsent = self._unsent
         if len(unsent.commits) + len(unsent.failed) + len(unsent.aborted) > MAX_UNSENT and not self._overran:
             log.warning("frontend.not_read", name=self.hello.name, commits=len(unsent.commits))
@@ -237,7 +237,7 @@ class FrontendConnection:
             terms = frontend_pb2.Terms(closed=str(error))
         if terms != self._terms:
             self._terms = self._unsent.terms = terms
-            self._bell.ring()
+            self._bell.set()
         self._refresh = self._clock.call_later(TERMS_S, self._tell_terms)
 
     def _collect(self) -> frontend_pb2.CellBatch:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from coordinator.answers.answer import End
-from coordinator.beside import beside
+from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import Asking
 from coordinator.http.calls import Part, joined

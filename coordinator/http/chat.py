@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from coordinator.beside import beside
+from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import Scored, sampling
 from coordinator.http.calls import CallReader, Part

@@ -23,7 +23,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from coordinator.answers.answer import CommittedTokens, RequestStats
-from coordinator.beside import beside
+from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import Asking, Prompt, Scored, new_id
 from coordinator.http.forms import form_of

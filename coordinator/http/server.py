@@ -8,7 +8,6 @@ import functools
 import os
 import resource
 import socket
-import ssl
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -19,9 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from coordinator.http.connection import Connection, Quiet
 from coordinator.http.errors import error_response
 from dspark.errors import ConfigError, Overloaded
-from dspark.runtime.security import Security, split_endpoint
+from dspark.runtime.security import Security, join_endpoint, split_endpoint
 from dspark.runtime.telemetry import Metrics
-from dspark.runtime.tls import Tls
 
 log = structlog.get_logger("dspark.http")
 
@@ -78,22 +76,6 @@ class Exhausted:
             self._timer = self._loop.call_later(SAY_EVERY_S, self._say, error)
 
 
-class Renewing:
-    """For `ssl.SSLContext.sni_callback`, which is asked at every handshake, whether or not a name was given."""
-
-    def __init__(self, tls: Tls, *, ask_peers: bool) -> None:
-        self._tls, self._ask_peers = tls, ask_peers
-        self._stamps = tls.stamps()
-        self._newest: ssl.SSLContext | None = None
-
-    def __call__(self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
-        with contextlib.suppress(OSError, ConfigError, ssl.SSLError):  # files that do not fit each other: old ones stay
-            if (stamps := self._tls.stamps()) != self._stamps:
-                self._newest, self._stamps = self._tls.server_context(ask_peers=self._ask_peers), stamps
-        if self._newest is not None:
-            connection.context = self._newest
-
-
 BACKLOG = 2048
 START_S = 10.0
 IDLE_S = 75.0  # a connection may stay open between two requests, or with something sent that nobody reads
@@ -144,10 +126,9 @@ class HttpServer:
             metrics.dropped.labels(kind="connection", reason=why).inc()
 
         refused = metrics.admission_rejections.labels(reason="http_requests").inc
-        tls = security.tls
         self._socket = _listen(bind)
-        host, port = split_endpoint(bind)[0], self._socket.getsockname()[1]
-        self.url = f"{'https' if tls else 'http'}://" + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        at = join_endpoint(split_endpoint(bind)[0], self._socket.getsockname()[1])
+        self.url = f"{'https' if security.tls else 'http'}://{at}"
         config = uvicorn.Config(
             Bounded(app, most, refused),
             log_config=None,  # records take the process's own path
@@ -159,11 +140,9 @@ class HttpServer:
             proxy_headers=False,
             backlog=ACCEPTS,
             timeout_keep_alive=int(IDLE_S),
-            **security.uvicorn(),
         )
         config.load()
-        if tls is not None and config.ssl is not None:
-            config.ssl.sni_callback = Renewing(tls, ask_peers=security.ask_peers)
+        config.ssl = security.server_context()
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
         self._ended = ended

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
-from coordinator.beside import beside
+from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.chat import read_prompt
 from coordinator.http.errors import UnknownModel

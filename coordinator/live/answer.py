@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from coordinator.answers.answer import CommittedTokens
-from coordinator.beside import beside
+from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.schema import StrictBody
 from coordinator.http.stream import EventStream, event

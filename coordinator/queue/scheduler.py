@@ -9,6 +9,7 @@ request from `submit` to its end; ends are idempotent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
@@ -16,7 +17,7 @@ from itertools import chain
 import structlog
 
 from coordinator.answers.answer import End, Reason
-from coordinator.clock import Clock, Timer, settled
+from coordinator.clock import Clock, Timer
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.request_state import LifeEvent, RequestState
 from coordinator.queue.waiting_queue import MeanTime, TenantShares, WaitingQueue
@@ -60,7 +61,7 @@ class Scheduler:
         self._full: set[Lane] = set()
         self._between_ends = MeanTime(weight=0.2)
         self._last_end = clock.time()
-        self._empty: asyncio.Future[None] | None = None
+        self._empty = asyncio.Event()
         self._outage: Timer | None = None  # runs from the last loss of a verifier ...
         self._lost_at = 0.0  # ... at this clock time
         self.verifier_warms: Callable[[], bool] = lambda: False  # whether one is there and runs its first requests
@@ -155,8 +156,9 @@ class Scheduler:
     async def emptied(self, longest_s: float) -> None:
         """Until no request is left, or for so long."""
         if self._requests:
-            self._empty = asyncio.get_running_loop().create_future()
-            await settled((self._empty,), longest_s, self._clock)
+            self._empty.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), longest_s)
 
     def cut_all(self) -> None:
         """Ends every request, saying where its answer stands."""
@@ -181,8 +183,8 @@ class Scheduler:
         siblings.remove(state)
         if not siblings:
             del self._requests[state.request.id]
-        if not self._requests and self._empty is not None and not self._empty.done():
-            self._empty.set_result(None)
+        if not self._requests:
+            self._empty.set()
         now = self._clock.time()
         state.stats.ended = now
         self._between_ends.observe(now - self._last_end)

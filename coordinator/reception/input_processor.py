@@ -11,9 +11,8 @@ from dataclasses import replace
 from functools import partial
 
 from coordinator.answers.output_queue import OutputQueue, WakeUpLimit
-from coordinator.beside import beside
 from coordinator.cells.cell import CellPort, SubmitRequest
-from coordinator.clock import Clock
+from coordinator.clock import Clock, beside
 from coordinator.reception.output_processor import OutputProcessor
 from coordinator.reception.response_stream import ResponseStream
 from coordinator.reception.tokenizer import TextStream, Tokenizer

@@ -7,13 +7,13 @@ numbers of it when it is read.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from coordinator.lanes.conduct import Reported
-from coordinator.wakeup import Wakeup
 from dspark.errors import Overloaded
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Watch:
 
     def __init__(self, owner: Explain, request: str | None, limit: int) -> None:
         self.request, self._limit = request, limit
-        self.wakeup = Wakeup()
+        self.wakeup = asyncio.Event()
         self._owner = owner
         self._rounds: deque[Reported] = deque(maxlen=limit)
         self._parts: deque[RoundPart] = deque(maxlen=limit)
@@ -64,7 +64,7 @@ class Watch:
             log = state.answer.log
             kept = max(len(log) - before, 0)
             self._put(self._parts, RoundPart(round, at, before - log.prompt_len, kept, state.answer.room + kept))
-            self.wakeup.ring()
+            self.wakeup.set()
 
     def _put(self, queue: deque[T], item: T) -> None:
         """The oldest goes, counted, when it is full."""

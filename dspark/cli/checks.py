@@ -10,7 +10,6 @@ import os
 import platform
 import resource
 import shutil
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -112,15 +111,13 @@ def limits() -> Iterator[Finding]:
 
 def ports(wanted: Mapping[str, str]) -> Iterator[Finding]:
     """Whether host:port of each purpose could be listened on now."""
+    from dspark.runtime.security import check_listeners
+
     for purpose, endpoint in wanted.items():
-        host, _, port = endpoint.rpartition(":")
         try:
-            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((host.strip("[]"), int(port)))
-        except (OSError, ValueError) as error:
-            mend = f"choose another one, or end who holds it (`ss -ltnp 'sport = :{port}'`)"
-            yield Finding(f"port {purpose}", Level.WARN, f"{endpoint}: {error}", mend)
+            check_listeners([(purpose, endpoint)])
+        except DsparkError as error:
+            yield Finding(f"port {purpose}", Level.WARN, str(error), "choose another one, or end who holds it")
         else:
             yield Finding(f"port {purpose}", Level.OK, f"{endpoint} is free")
 

@@ -5,7 +5,6 @@ It asks like all others do: TLS where the process has certificates, then a token
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import ssl
 import threading
@@ -61,10 +60,7 @@ class _Listener(ThreadingHTTPServer):
         self.exposed, self.security = metrics.exposed, security
         self._too_many = metrics.dropped.labels(kind="connection", reason="metrics_readers")
         self._room = threading.BoundedSemaphore(READERS)
-        self._context: ssl.SSLContext | None = None
-        self._stamps: tuple[tuple[int, int], ...] = ()
-        if security.tls is not None:
-            self._context, self._stamps = self._fresh()
+        self._context = security.server_context()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Page)
 
@@ -83,8 +79,8 @@ class _Listener(ThreadingHTTPServer):
         """On the connection's own thread: whoever dawdles over the handshake holds up nobody else."""
         try:
             request.settimeout(PATIENCE_S)
-            if self.security.tls is not None:
-                request = self._current().wrap_socket(request, server_side=True)
+            if self._context is not None:
+                request = self._context.wrap_socket(request, server_side=True)
             super().process_request_thread(request, client_address)
         except (OSError, ssl.SSLError):
             self.shutdown_request(request)
@@ -93,19 +89,6 @@ class _Listener(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Readers that go away are no event."""
-
-    def _current(self) -> ssl.SSLContext:
-        assert self.security.tls is not None
-        with contextlib.suppress(OSError, ConfigError):  # files that do not fit each other: the old ones stay
-            if self.security.tls.stamps() != self._stamps:
-                self._context, self._stamps = self._fresh()
-        assert self._context is not None
-        return self._context
-
-    def _fresh(self) -> tuple[ssl.SSLContext, tuple[tuple[int, int], ...]]:
-        assert self.security.tls is not None
-        stamps = self.security.tls.stamps()
-        return self.security.tls.server_context(ask_peers=self.security.ask_peers), stamps
 
 
 class _Page(BaseHTTPRequestHandler):

@@ -17,11 +17,11 @@ import ipaddress
 import os
 import re
 import socket
+import ssl
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -254,16 +254,9 @@ class Security:
         """For gRPC listeners; None: plaintext."""
         return self.tls.server_credentials(ask_peers=self.ask_peers) if self.tls is not None else None
 
-    def uvicorn(self) -> dict[str, Any]:
-        """The arguments of `uvicorn.Config` that make an HTTP listener speak the same TLS; empty without it."""
-        import ssl
-
-        if self.tls is None:
-            return {}
-        asked: dict[str, Any] = {}
-        if self.ask_peers:
-            asked = {"ssl_ca_certs": self.tls.ca, "ssl_cert_reqs": int(ssl.CERT_REQUIRED)}
-        return {"ssl_certfile": self.tls.cert, "ssl_keyfile": self.tls.key, **asked}
+    def server_context(self) -> ssl.SSLContext | None:
+        """The same for other listeners."""
+        return self.tls.server_context(ask_peers=self.ask_peers) if self.tls is not None else None
 
     def http_caller(self, authorization: str | None, names: Iterable[str], roles: Roles) -> Caller:
         """Lets an HTTP request in; raises Denied (401) or Forbidden (403)."""

@@ -6,6 +6,7 @@ that do not belong together are ignored until they do. A client reads them when 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import ssl
 from dataclasses import dataclass
@@ -53,7 +54,13 @@ class Tls:
         )
 
     def server_context(self, *, ask_peers: bool) -> ssl.SSLContext:
-        """The same for listeners that are not gRPC's, with the files as they are now."""
+        """The same for listeners that are not gRPC's."""
+        context = self._context(ask_peers)
+        context.sni_callback = _Renewing(self, ask_peers)
+        return context
+
+    def _context(self, ask_peers: bool) -> ssl.SSLContext:
+        """With the files as they are now."""
         self.check(server=True)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         assert self.cert is not None
@@ -90,6 +97,21 @@ class Tls:
                 raise ConfigError(
                     f"tls_cert, tls_key: {self.cert} and {self.key} are no certificate and its plain key ({reason})"
                 ) from error
+
+
+class _Renewing:
+    """For `ssl.SSLContext.sni_callback`, which is asked at every handshake, whether or not a name was given."""
+
+    def __init__(self, tls: Tls, ask_peers: bool) -> None:
+        self._tls, self._ask_peers, self._stamps = tls, ask_peers, tls.stamps()
+        self._newest: ssl.SSLContext | None = None
+
+    def __call__(self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+        with contextlib.suppress(OSError, ConfigError, ssl.SSLError):  # files that do not fit each other: old ones stay
+            if (stamps := self._tls.stamps()) != self._stamps:
+                self._newest, self._stamps = self._tls._context(self._ask_peers), stamps
+        if self._newest is not None:
+            connection.context = self._newest
 
 
 class _Watched:

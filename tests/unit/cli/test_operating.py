@@ -211,7 +211,7 @@ def test_a_port_that_is_taken_is_told() -> None:
         held.listen()
         (found,) = checks.ports({"http": f"127.0.0.1:{held.getsockname()[1]}"})
     assert found.level is Level.WARN
-    assert "sport" in found.mend
+    assert "sport" in found.said
 
 
 def test_a_state_file_of_a_dead_cluster_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
