@@ -69,9 +69,9 @@ async def read_chat(api: Api, body: ChatBody) -> AskedChat:
     calling = read_calling(api, body)
     prompt = await read_prompt(api, body, calling)
     names = dict(_NAMES)
-    field, given = form_of(body.response_format, body.structured_outputs)
+    _, given = form_of(body.response_format, body.structured_outputs)
     if calling is not None and calling.form is not None:
-        names["constraint"] = "tools" if given is None else field
+        names["constraint"] = calling.field
     if body.max_completion_tokens is not None:
         names["sampling_params.max_tokens"] = "max_completion_tokens"
     form = calling.form if calling is not None else None
@@ -84,7 +84,8 @@ async def read_chat(api: Api, body: ChatBody) -> AskedChat:
         reader = partial(_reader, calling, api.template, inside)
         if body.thinking_token_budget is not None and not tail.endswith(END):
             form = _bounded(api, body.thinking_token_budget, given, inside)
-            names["constraint"] = "thinking_token_budget"
+            if given is None:
+                names["constraint"] = "thinking_token_budget"
     elif body.thinking_token_budget is not None:
         raise Unsupported("thinking_token_budget", "the target's chat template marks no thoughts")
     options = sampling(body, max_tokens=_max_tokens(api, body, prompt), logprobs=_logprobs(body), form=form)
@@ -172,7 +173,7 @@ def read_calling(api: Api, body: ChatBody) -> Calling | None:
     field, form = form_of(body.response_format, body.structured_outputs)
     answer = None if form is None else part_of(form, field)
     asked = (body.tools, body.tool_choice, body.parallel_tool_calls)
-    return read_tools(*asked, api.template, api.tool_format, special, answer)
+    return read_tools(*asked, api.template, api.tool_format, special, answer, field)
 
 
 async def read_prompt(api: Api, body: ChatBody, calling: Calling | None = None) -> tuple[int, ...]:

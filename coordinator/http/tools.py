@@ -184,6 +184,7 @@ class Calling:
     form: dict[str, Any] | None  # `constraint` of the request, where calls are forced or strict
     format: Format
     whole: bool  # the form is that of all of the answer
+    field: str  # of the request: what the form was made of
 
 
 def format_of(template: ChatTemplate, named: str = "") -> Format | None:
@@ -222,9 +223,10 @@ def read_tools(
     named: str = "",
     special: Mapping[str, int] | None = None,
     answer: Shape | None = None,
+    field: str = "response_format",
 ) -> Calling | None:
     """What may be called; None where nothing may. named: a format to use in place of the template's own. special: ids
-    of the target's tokens that are no text. answer: the form of an answer that calls nothing."""
+    of the target's tokens that are no text. answer: the form of an answer that calls nothing; field: where it stood."""
     if not tools:
         if choice not in (None, "none", "auto"):
             raise InvalidRequest("tool_choice", "names a call, and there are no tools")
@@ -236,8 +238,12 @@ def read_tools(
     if form is None or not template.shows_tools:
         raise Unsupported("tools", "the target's chat template shows no tools, or writes calls in no way known here")
     written = [tool.model_dump(exclude_none=True) for tool in tools]
-    made = _form(tools, choice, parallel is not False and form.many, form, special or {}, answer)
-    return Calling(written, made, form, _forces(choice) or answer is not None)
+    made = _form(tools, choice, parallel is not False and form.many, form, special or {}, answer, field)
+    if _forces(choice) or answer is None:
+        field = "tools"
+    elif any(tool.function.strict for tool in tools):
+        field = f"{field} or tools"
+    return Calling(written, made, form, _forces(choice) or answer is not None, field)
 
 
 def _check(tools: Sequence[Tool]) -> None:
@@ -263,6 +269,7 @@ def _form(
     form: Format,
     special: Mapping[str, int],
     answer: Shape | None = None,
+    field: str = "response_format",
 ) -> dict[str, Any] | None:
     chosen = list(tools)
     if isinstance(choice, Chosen):
@@ -272,7 +279,7 @@ def _form(
         many = False
     forced = _forces(choice)
     if not forced and answer is not None and not (form.marked and form.free):
-        raise Unsupported("response_format", "is not supported beside tools: the target marks no calls")
+        raise Unsupported(field, "is not supported beside tools: the target marks no calls")
     if not forced and answer is None and many == form.many and not any(tool.function.strict for tool in tools):
         return None
     if not forced and not form.free:

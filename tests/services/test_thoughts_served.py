@@ -126,3 +126,16 @@ def test_a_budget_beyond_its_bounds_is_refused(budget: int, form: Any, cell: Htt
     with pytest.raises(openai.BadRequestError) as refused:
         asked(cell, budget, response_format=form)
     assert refused.value.param == "thinking_token_budget"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"uniqueItems": True}}}},
+        {"extra_body": {"thinking_token_budget": BUDGET, "structured_outputs": {"regex": "(?=a)"}}},
+    ],
+)
+def test_a_form_behind_thoughts_that_cannot_be_kept_is_refused_by_its_own_name(fields: Any, cell: HttpCell) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        asked(cell, BUDGET, **fields)
+    assert refused.value.param == list(fields.get("extra_body", fields))[-1]

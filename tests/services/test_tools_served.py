@@ -26,6 +26,8 @@ def tool(name: str, **more: Any) -> Any:
     return {"type": "function", "function": {"name": name, **{"parameters": PARAMETERS, **more}}}
 
 
+UNKEPT = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+KEPT: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}}}
 TOOLS = [tool("weather", description="What it will be like."), tool("alarm")]
 
 
@@ -145,7 +147,11 @@ def test_results_go_back_into_the_conversation(cell: HttpCell) -> None:
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 1}}}},
             "response_format",
         ),
-        ({"tool_choice": "required", "tools": [tool("f", parameters={"type": "array", "uniqueItems": True})]}, "tools"),
+        ({"tool_choice": "required", "tools": [tool("f", parameters=UNKEPT)]}, "tools"),
+        ({"tool_choice": "required", "tools": [tool("f", parameters=UNKEPT)], "response_format": KEPT}, "tools"),
+        ({"tools": [tool("f", parameters=UNKEPT, strict=True)]}, "tools"),
+        ({"tools": [tool("f", parameters=UNKEPT, strict=True)], "response_format": KEPT}, "response_format or tools"),
+        ({"extra_body": {"structured_outputs": {"json": UNKEPT}}}, "structured_outputs"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str, cell: HttpCell) -> None:

@@ -205,10 +205,10 @@ def test_forms_hold_an_answer_to_how_calls_are_written(name: str, special: dict[
 @pytest.mark.parametrize("special", [{}, SPECIAL], ids=["plain", "special"])
 @pytest.mark.parametrize("name", WRITTEN)
 def test_an_answer_that_calls_nothing_has_its_own_form(name: str, special: dict[str, int]) -> None:
-    form, written, answer = FORMATS[name], WRITTEN[name], part_of({"choice": ["yes", "no"]}, "response_format")
+    form, written, answer = FORMATS[name], WRITTEN[name], part_of({"choice": ["yes", "no"]}, "structured_outputs")
     if not (form.free and form.marked):
-        with pytest.raises(Unsupported, match="response_format"):
-            _form(TOOLS, None, form.many, form, special, answer)
+        with pytest.raises(Unsupported, match="structured_outputs"):
+            _form(TOOLS, None, form.many, form, special, answer, "structured_outputs")
         return
     either = _form(TOOLS, None, form.many, form, special, answer)
     assert accepts(either, written, special)
