@@ -254,6 +254,7 @@ class RefusalReason(enum.IntEnum):
     WRONG_INCARNATION = 5
     INTERNAL = 6
     OUT_OF_PAGES = 7
+    BUSY = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from coordinator.answers.answer import Answer, End, RequestStats
 from coordinator.answers.output_queue import OutputSink
 from coordinator.lanes.facts import DrafterPort
 from coordinator.requests.request import Request
-from dspark.errors import DsparkError, InvalidRequest, PeerError, Unsupported
+from dspark.errors import DsparkError, InvalidRequest, Overloaded, PeerError, Unsupported
 from dspark.rounds.control import Admission
 from dspark.rounds.events import Admit, Released, Why
 from dspark.rounds.policy import Off
@@ -211,8 +211,12 @@ class Placed:
             return LifeEvent.PREEMPTED
         if in_order and said.why is Why.NO_PAGES and self.refused is None and not self.prefilled:
             return self.leaving or LifeEvent.TURNED_AWAY
-        if in_order and self.refused is not None and self.refused.reason is RefusalReason.INVALID:
-            return None
+        if in_order and self.refused is not None:
+            begun, reason = self.state.answer.log.answered, self.refused.reason
+            if reason is RefusalReason.INVALID or (reason is RefusalReason.BUSY and not begun):
+                return None
+            if reason is RefusalReason.BUSY and not self.prefilled:
+                return LifeEvent.TURNED_AWAY
         if self.refused is None and said.why in _GONE:
             self.refused = Refusal(*_GONE[said.why])
         self.state.refused = self.refused
@@ -221,6 +225,8 @@ class Placed:
     def refusal(self) -> DsparkError:
         """Why it is refused for good: for its constraint, which is its client's, or for anything else."""
         said = self.refused.message if self.refused is not None else ""
+        if self.refused is not None and self.refused.reason is RefusalReason.BUSY:
+            return Overloaded(said.removeprefix("constraint: "), retry_after_s=1.0)
         if said.startswith("constraint: unsupported: "):
             return Unsupported("constraint", said.removeprefix("constraint: unsupported: "))
         if said.startswith("constraint: "):

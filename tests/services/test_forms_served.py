@@ -251,39 +251,36 @@ def test_a_verifier_that_keeps_no_form_says_so(cell: HttpCell, monkeypatch: pyte
     cell.freed()
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [OSError("broken"), grammars.GrammarFailed(RefusalReason.NO_PAGES, "too many wait")],
-    ids=["broken", "full"],
-)
-def test_a_fault_of_the_compiler_is_not_the_client_s(
-    fault: Exception, cell: HttpCell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def compiling(cell: HttpCell, monkeypatch: pytest.MonkeyPatch, fault: Exception) -> list[str]:
+    """What was asked of a verifier that fails so once."""
     mine, failed = cell.verifier.engine._grammars, list[str]()
-    compile_ = mine.compile
-
-    def once(constraint: Constraint, tenant: str) -> Future[Grammar]:
-        if failed:
-            return compile_(constraint, tenant)
-        failed.append(constraint.text)
-        future: Future[Grammar] = Future()
-        future.set_exception(fault)
-        return future
-
     ask = mine._ask
 
-    def broken(constraint: Constraint) -> bytes:
-        if not failed:
-            failed.append(constraint.text)
+    def broken(constraint: Constraint, cpu_s: float, wall_s: float) -> bytes:
+        failed.append(constraint.text)
+        if len(failed) == 1:
             raise fault
-        return ask(constraint)
+        return bytes(ask(constraint, cpu_s, wall_s))
 
-    if isinstance(fault, grammars.GrammarFailed):
-        monkeypatch.setattr(mine, "compile", once)
-    else:
-        monkeypatch.setattr(mine, "_ask", broken)
-    word = str(fault)
-    made = asked(cell, extra_body={"structured_outputs": {"choice": [word]}})
-    assert failed
-    assert made.choices[0].message.content == word
+    monkeypatch.setattr(mine, "_ask", broken)
+    return failed
+
+
+def test_a_fault_of_the_compiler_is_not_the_client_s(cell: HttpCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = compiling(cell, monkeypatch, OSError("broken"))
+    made = asked(cell, extra_body={"structured_outputs": {"choice": ["broken"]}})
+    assert len(failed) == 2
+    assert made.choices[0].message.content == "broken"
+    cell.freed()
+
+
+def test_who_came_when_no_time_was_left_for_a_form_is_told_to_come_again(
+    cell: HttpCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling(cell, monkeypatch, grammars.GrammarFailed(RefusalReason.BUSY, grammars.BUSY))
+    form = {"structured_outputs": {"choice": ["busy"]}}
+    with pytest.raises(openai.RateLimitError, match="no time was left") as refused:
+        asked(cell, extra_body=form)
+    assert refused.value.response.headers["retry-after"] == "1"
+    assert asked(cell, extra_body=form).choices[0].message.content == "busy"
     cell.freed()

@@ -3,7 +3,7 @@
 Every grammar is compiled in a child of its own, with bounds on time and memory that the system keeps: one that
 explodes, or that crashes the compiler, ends its child and nobody else. A request comes as a socket, over which the
 child answers: one byte when it begins, then `ok` and the bytes that the compiled grammar takes, `no` and a sentence, or
-that it had no time.
+that its time was over before it had used what it might of the processor.
 Nothing but its bounds ends a child without an answer; who asks need not wait for it. Who hears `ok` may compile the
 same: that takes a fifth of what a compiled grammar takes to be written and read.
 
@@ -25,7 +25,6 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,10 +36,7 @@ from verify_service.grammars.endless import ends
 from verify_service.grammars.readings import MOST, expressions_of, grammars_of, patterns_of, ways
 from verify_service.grammars.schema import schemas_of, unkept
 
-CPU_S = 0.5  # of one grammar
-ENOUGH_S = 0.1  # of processor time: who had less when its time was over may have been kept from it by others
 LATE = b"late"
-TOO_MUCH = "it takes too long or too much memory to compile"
 AMBIGUOUS = "it repeats repetitions with nothing between them: a text may be read in too many ways"
 MEMORY = 1 << 30  # address space of a child
 MAX_BYTES = 16 << 20  # of a compiled grammar
@@ -95,7 +91,6 @@ def _child(compiler: Any, answer: socket.socket) -> None:
     """Never returns."""
     os.nice(5)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, CPU_S)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     one = threading.Lock()
@@ -105,24 +100,23 @@ def _child(compiler: Any, answer: socket.socket) -> None:
         answer.sendall(what)
         os._exit(0)
 
-    def give_up() -> None:
-        say(LATE if time.process_time() < ENOUGH_S else f"no{TOO_MUCH}".encode())
-
     try:
         answer.sendall(b".")
-        wall_s, constraint = _received(answer)
-        threading.Timer(wall_s, give_up).start()  # the compiler leaves other threads alone
+        cpu_s, wall_s, constraint = _received(answer)
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        threading.Timer(wall_s, say, (LATE,)).start()  # the compiler leaves other threads alone
         say(_answered(compiler, constraint))
     finally:
         os._exit(0)
 
 
-def _received(answer: socket.socket) -> tuple[float, Constraint]:
+def _received(answer: socket.socket) -> tuple[float, float, Constraint]:
+    """Seconds of the processor's time and of everybody's, and what is to be compiled in them."""
     parts = []
     while part := answer.recv(1 << 16):
         parts.append(part)
-    wall_s, kind, text = json.loads(b"".join(parts))
-    return wall_s, Constraint(ConstraintKind(kind), text)
+    cpu_s, wall_s, kind, text = json.loads(b"".join(parts))
+    return cpu_s, wall_s, Constraint(ConstraintKind(kind), text)
 
 
 def _answered(compiler: Any, constraint: Constraint) -> bytes:

@@ -2,7 +2,8 @@
 
 A process of its own tries them (`compiling`); threads here wait for it, and compile what kept its bounds. What was
 refused is remembered too, so that asking again costs nothing. Nobody's grammar is given to another tenant, how long
-one takes tells nothing about those of others, and who asks for many waits behind who asks for few.
+one takes tells nothing about those of others, and who asks for many waits behind who asks for few, and has less of the
+processor for each while more of its own wait. For what no time is left is told soon, and may be asked for again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
@@ -25,25 +27,25 @@ from typing import Any, NamedTuple
 
 from dspark.token_bytes import FILE
 from dspark.types import Constraint, RefusalReason
-from verify_service.grammars.compiling import LATE, TOO_MUCH, compiled, make_compiler
+from verify_service.grammars.compiling import LATE, compiled, make_compiler
 from verify_service.grammars.matcher import GrammarMatcher
 from verify_service.interface import Grammar
 
-AT_ONCE = 4  # grammars that are being compiled
+AT_ONCE = min(4, len(os.sched_getaffinity(0)))  # grammars that are being compiled
 MAX_WAITING, MAX_OF_ONE = 256, 64  # grammars of all tenants and of one
 KEPT_BYTES = 256 << 20  # of compiled grammars
 KEPT = 4096
 _REFUSED_BYTES = 1024
-WALL_S = 2.0  # for one to be tried, where others need the processor
+CPU_S = 0.5  # of one grammar
+CROWDED_S = 0.1  # of one while more of its tenant wait
+WALL_S = 2.0  # from when it is asked for until it has been tried
+TOO_MUCH = "it takes too long or too much memory to compile"
+BUSY = "no time was left to compile the form of its answer"
 _START_S = 60.0  # for the compiler's process to answer its first request on a busy machine
 
 
 class GrammarRefused(Exception):
     """Why a constraint cannot be kept, in one sentence for its client."""
-
-
-class _Late(GrammarRefused):
-    """It may be another time that others leave it."""
 
 
 class GrammarUnsupported(GrammarRefused):
@@ -73,6 +75,7 @@ class _CompileJob(NamedTuple):
     key: bytes
     constraint: Constraint
     future: Future[Grammar]
+    until: float  # by the clock of `time.monotonic`
 
 
 class Grammars:
@@ -101,11 +104,13 @@ class Grammars:
                 return self._kept[key][0]
             future: Future[Grammar] = Future()
             if self._waiting >= MAX_WAITING or len(self._lines.get(tenant, ())) >= MAX_OF_ONE:
-                future.set_exception(GrammarFailed(RefusalReason.NO_PAGES, "too many grammars wait to be compiled"))
+                future.set_exception(GrammarFailed(RefusalReason.BUSY, BUSY))
                 return future
             self._waiting += 1
             self._kept[key] = (future, 0)
-            self._lines.setdefault(tenant, deque()).append(_CompileJob(key, constraint, future))
+            self._lines.setdefault(tenant, deque()).append(
+                _CompileJob(key, constraint, future, time.monotonic() + WALL_S)
+            )
         self._pool.submit(self._work)
         return future
 
@@ -119,30 +124,35 @@ class Grammars:
                 self._lines[tenant] = line
             self._in_work[tenant] += 1
         try:
-            self._make(job)
+            self._make(job, CROWDED_S if line else CPU_S)
         finally:
             with self._lock:
                 self._in_work[tenant] -= 1
                 self._in_work += Counter()  # forgets who has none
 
-    def _make(self, job: _CompileJob) -> None:
-        key, constraint, future = job
+    def _make(self, job: _CompileJob, cpu_s: float) -> None:
+        key, constraint, future, until = job
         size, keeps = _REFUSED_BYTES, True
         try:
+            wall_s = until - time.monotonic()
+            if wall_s <= 0:
+                raise GrammarFailed(RefusalReason.BUSY, BUSY)
             if (missing := _missing(self._folder, self._stop_ids)) is not None:
                 raise GrammarUnsupported(missing)
             compiler = self._started()
-            answer = self._ask(constraint)
+            answer = self._ask(constraint, cpu_s, wall_s)
             if not answer and self._ended():
                 raise ChildProcessError("its process ended")
-            if answer == LATE:
-                raise _Late(TOO_MUCH)
+            if answer == LATE or (not answer and cpu_s < CPU_S):
+                raise GrammarFailed(RefusalReason.BUSY, BUSY)
             if answer[:2] != b"ok":
                 raise GrammarRefused(answer[2:].decode() or TOO_MUCH)
             size += int(answer[2:])
             result: Grammar | Exception = CompiledGrammar(compiled(compiler, constraint), self._stop_ids)
         except GrammarRefused as refused:
-            result, keeps = refused, not isinstance(refused, _Late)
+            result = refused
+        except GrammarFailed as failed:
+            result, keeps = failed, False
         except Exception as error:  # no fault of the grammar: it may be tried again
             result, keeps = GrammarFailed(RefusalReason.INTERNAL, f"its compiler failed: {error}"), False
         with self._lock:
@@ -191,7 +201,7 @@ class Grammars:
             self._process.wait(timeout=0.05)
         return self._process.poll() is not None
 
-    def _ask(self, constraint: Constraint) -> bytes:
+    def _ask(self, constraint: Constraint, cpu_s: float, wall_s: float) -> bytes:
         """What a child answers; nothing where it met its bounds instead. TimeoutError: it had no time to begin, and the
         next one gets another process."""
         ours, theirs = socket.socketpair()
@@ -203,7 +213,7 @@ class Grammars:
                 socket.send_fds(requests, [b"1"], [theirs.fileno()])
             ours.settimeout(_START_S)
             try:
-                ours.sendall(json.dumps([WALL_S, int(constraint.kind), constraint.text]).encode())
+                ours.sendall(json.dumps([cpu_s, wall_s, int(constraint.kind), constraint.text]).encode())
                 ours.shutdown(socket.SHUT_WR)
                 ours.recv(1)  # it has begun
                 parts = []

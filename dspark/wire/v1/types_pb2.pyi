@@ -137,6 +137,7 @@ class Refusal(_message.Message):
         REASON_WRONG_INCARNATION: _ClassVar[Refusal.Reason]
         REASON_INTERNAL: _ClassVar[Refusal.Reason]
         REASON_OUT_OF_PAGES: _ClassVar[Refusal.Reason]
+        REASON_BUSY: _ClassVar[Refusal.Reason]
     REASON_UNSPECIFIED: Refusal.Reason
     REASON_UNKNOWN_SEQUENCE: Refusal.Reason
     REASON_STALE_CURSOR: Refusal.Reason
@@ -145,6 +146,7 @@ class Refusal(_message.Message):
     REASON_WRONG_INCARNATION: Refusal.Reason
     REASON_INTERNAL: Refusal.Reason
     REASON_OUT_OF_PAGES: Refusal.Reason
+    REASON_BUSY: Refusal.Reason
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]

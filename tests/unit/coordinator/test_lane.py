@@ -1008,10 +1008,41 @@ def test_who_is_turned_away_before_anybody_looked_at_the_prompt_waits_in_front()
     story(tell)
 
 
+@virtual
+async def test_an_answer_that_has_begun_waits_for_a_verifier_that_has_no_time_for_it_now() -> None:
+    cell = RoundsCell(bounds=QueueBounds(max_handovers=0))
+    state = cell.ask(max_tokens=60)
+    await cell.until(lambda: state.answer.log.answered > 9)
+    cell.lane.move_all()
+    await asyncio.sleep(1.0)
+    cell.add_verifier()
+    port, refused = cell.ports[-1], list[int]()
+
+    def tamper(news: Sequence[Up]) -> list[Up]:
+        said: list[Up] = []
+        for each in news:
+            if isinstance(each, PassReport) and not refused:
+                (row,) = each.report.rounds
+                refused.append(row.sequence)
+                port.port.tell([Release(row.sequence, row.epoch, How.DROP)])
+                said.append(Refused(row.sequence, row.epoch, RefusalReason.BUSY, "constraint: no time"))
+                said.append(Released(row.sequence, row.epoch, 0, 0, Why.NO_PAGES))
+            else:
+                said.append(each)
+        return said
+
+    port.tampers = tamper
+    await cell.finish(state)
+    assert refused
+    assert (state.sequence.turned_away, state.handovers) == (1, 0)
+    assert await read(state) == answer_of((5, 6), 60)
+
+
 @pytest.mark.parametrize("looked_at", [False, True])
 @pytest.mark.parametrize(
     ("why", "error", "words"),
     [
+        (RefusalReason.BUSY, Overloaded, "not these"),
         (RefusalReason.INVALID, PeerError, "the verifier refused a prompt: not these"),
         (RefusalReason.INTERNAL, PeerError, "begun 3 times, and refused again: not these"),
         (RefusalReason.UNKNOWN_SEQUENCE, Unavailable, "begun 3 times, and refused again: not these"),

@@ -20,7 +20,8 @@ from dspark.types import Constraint, ConstraintKind, RefusalReason
 from verify_service.grammars import grammars as module
 from verify_service.grammars.compiling import compiled
 from verify_service.grammars.grammars import (
-    AT_ONCE,
+    CPU_S,
+    CROWDED_S,
     MAX_OF_ONE,
     CompiledGrammar,
     GrammarFailed,
@@ -32,6 +33,7 @@ from verify_service.interface import Grammar
 
 TARGET = Path(__file__).parents[2] / "data" / "pair" / "target"
 VOCAB, END = 512, 0
+AT_ONCE = 4
 KIND = ConstraintKind
 NODE = {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}, "required": ["c"]}
 
@@ -135,11 +137,9 @@ HOSTILE = {
 }
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_cannot_be_compiled_is_refused_and_the_next_one_is_served(
-    name: str, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "WALL_S", 50.0)  # on a busy machine too
+def test_what_cannot_be_compiled_is_refused_and_the_next_one_is_served(name: str, grammars: Grammars) -> None:
     hostile = Constraint(*HOSTILE[name])
     with pytest.raises(GrammarRefused):
         of(grammars.compile(hostile, ""))
@@ -260,14 +260,24 @@ class Counted(Grammars):
     def __init__(self) -> None:
         super().__init__(TARGET, VOCAB, [END])
         self.asked: list[str] = []
+        self.allowed: dict[str, float] = {}  # seconds of processor time, by what was asked for
         self.go = threading.Semaphore(0)
 
-    def _ask(self, constraint: Constraint) -> bytes:
+    def _ask(self, constraint: Constraint, cpu_s: float, wall_s: float) -> bytes:
         self.asked.append(constraint.text[0])
+        self.allowed[constraint.text] = cpu_s
         assert self.go.acquire(timeout=60)
-        return super()._ask(constraint)
+        return super()._ask(constraint, cpu_s, wall_s)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any machine, and on a busy one too."""
+    monkeypatch.setattr(module, "WALL_S", 50.0)
+    monkeypatch.setattr(module, "AT_ONCE", AT_ONCE)
+
+
+@pytest.mark.usefixtures("patient")
 def test_who_asks_for_many_waits_behind_who_asks_for_few() -> None:
     counted = Counted()
     many = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), f"many/{n}") for n in range(12)]
@@ -282,16 +292,19 @@ def test_who_asks_for_many_waits_behind_who_asks_for_few() -> None:
         counted.go.release()
     for future in (*many, *few, one):
         of(future)
+    assert counted.allowed["o"] == counted.allowed["m11"] == CPU_S, "no more of theirs wait"
+    assert counted.allowed["m8"] == counted.allowed["f0"] == CROWDED_S
     assert not counted._lines
     until(lambda: not counted._in_work)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_full_line_is_no_fault_of_a_grammar() -> None:
     counted = Counted()
     made = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), f"many/{n % 3}") for n in range(MAX_OF_ONE + 2 * AT_ONCE)]
-    with pytest.raises(GrammarFailed, match="wait") as failed:
+    with pytest.raises(GrammarFailed) as failed:
         of(made[-1])
-    assert failed.value.reason is RefusalReason.NO_PAGES
+    assert failed.value.reason is RefusalReason.BUSY
     other = counted.compile(Constraint(KIND.REGEX, "o"), "other/")
     for _ in made:
         counted.go.release()
@@ -318,14 +331,54 @@ def test_who_asks_a_compiler_that_hangs_is_not_refused_and_the_next_one_gets_ano
     assert of(mine.compile(constraint, "")).matcher().masks(()).any()
 
 
-def test_what_others_left_no_time_for_is_refused_this_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bound", ["WALL_S", "CPU_S"])
+def test_what_others_left_no_time_for_may_be_asked_for_again(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, constraint = Grammars(TARGET, VOCAB, [END]), Constraint(KIND.REGEX, "(a{1,40}b){1,40}")
     of(mine.compile(Constraint(KIND.REGEX, "first"), ""))
-    monkeypatch.setattr(module, "WALL_S", 1e-4)
-    with pytest.raises(GrammarRefused, match="takes too long"):
+    monkeypatch.setattr(module, bound, 1e-4)
+    with pytest.raises(GrammarFailed if bound == "WALL_S" else GrammarRefused) as refused:
         of(mine.compile(constraint, ""))
+    assert bound == "CPU_S" or refused.value.reason is RefusalReason.BUSY  # type: ignore[attr-defined]
     monkeypatch.undo()
-    assert of(mine.compile(constraint, "")).matcher().masks(()).any()
+    if bound == "WALL_S":
+        assert of(mine.compile(constraint, "")).matcher().masks(()).any()
+    else:
+        assert mine.compile(constraint, "").done(), "it is remembered"
+
+
+@pytest.mark.usefixtures("patient")
+def test_who_has_waited_too_long_is_told_so_and_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted()
+    made = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), "many/") for n in range(AT_ONCE)]
+    until(lambda: len(counted.asked) == AT_ONCE)
+    monkeypatch.setattr(module, "WALL_S", 0.0)
+    late = [counted.compile(Constraint(KIND.REGEX, f"l{n}"), "many/") for n in range(9)]
+    counted.go.release()
+    for each in late:
+        with pytest.raises(GrammarFailed) as failed:
+            of(each)
+        assert failed.value.reason is RefusalReason.BUSY
+    assert len(counted.asked) == AT_ONCE
+    monkeypatch.setattr(module, "WALL_S", 50.0)
+    for _ in made:
+        counted.go.release()
+    of(counted.compile(Constraint(KIND.REGEX, "l0"), "many/"))
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_takes_long_while_more_of_its_tenant_wait_may_be_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, heavy = Counted(), Constraint(KIND.REGEX, "(a{1,40}b){1,40}")
+    monkeypatch.setattr(module, "CROWDED_S", 1e-4)
+    made = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), "many/") for n in range(AT_ONCE)]
+    until(lambda: len(counted.asked) == AT_ONCE)
+    first, last = counted.compile(heavy, "many/"), counted.compile(Constraint(KIND.REGEX, "last"), "many/")
+    for _ in range(AT_ONCE + 3):
+        counted.go.release()
+    with pytest.raises(GrammarFailed) as failed:
+        of(first)
+    assert failed.value.reason is RefusalReason.BUSY
+    for each in (*made, last, counted.compile(heavy, "many/")):
+        of(each)
 
 
 def test_a_compiler_that_ended_is_started_again(grammars: Grammars) -> None:
