@@ -7,7 +7,6 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from typing import Any
 
 import httpx
@@ -21,7 +20,6 @@ from dspark.errors import InvalidRequest
 from dspark.types import Constraint, RefusalReason
 from tests.services.http_cell import HttpCell, until
 from verify_service.grammars import grammars
-from verify_service.interface import Grammar
 
 SCHEMA = {
     "type": "object",

@@ -2,8 +2,7 @@
 
 Every grammar is compiled in a child of its own, with bounds on time and memory that the system keeps: one that
 explodes, or that crashes the compiler, ends its child and nobody else. A request comes as a socket, over which the
-child answers: one byte when it begins, then `ok` and the bytes that the compiled grammar takes, `no` and a sentence, or
-that its time was over before it had used what it might of the processor.
+child answers: one byte when it begins, then `ok` and the bytes that the compiled grammar takes, or `no` and a sentence.
 Nothing but its bounds ends a child without an answer; who asks need not wait for it. Who hears `ok` may compile the
 same: that takes a fifth of what a compiled grammar takes to be written and read.
 
@@ -24,7 +23,6 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,7 +34,6 @@ from verify_service.grammars.endless import ends
 from verify_service.grammars.readings import MOST, expressions_of, grammars_of, patterns_of, ways
 from verify_service.grammars.schema import schemas_of, unkept
 
-LATE = b"late"
 AMBIGUOUS = "it repeats repetitions with nothing between them: a text may be read in too many ways"
 MEMORY = 1 << 30  # address space of a child
 MAX_BYTES = 16 << 20  # of a compiled grammar
@@ -90,22 +87,16 @@ def _import_compiler() -> None:
 def _child(compiler: Any, answer: socket.socket) -> None:
     """Never returns."""
     os.nice(5)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    for bound in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(bound, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    one = threading.Lock()
-
-    def say(what: bytes) -> None:
-        one.acquire()
-        answer.sendall(what)
-        os._exit(0)
-
     try:
         answer.sendall(b".")
         cpu_s, wall_s, constraint = _received(answer)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        threading.Timer(wall_s, say, (LATE,)).start()  # the compiler leaves other threads alone
-        say(_answered(compiler, constraint))
+        signal.setitimer(signal.ITIMER_REAL, wall_s)
+        answer.sendall(_answered(compiler, constraint))
     finally:
         os._exit(0)
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from dspark.token_bytes import FILE
 from dspark.types import Constraint, RefusalReason
-from verify_service.grammars.compiling import LATE, compiled, make_compiler
+from verify_service.grammars.compiling import compiled, make_compiler
 from verify_service.grammars.matcher import GrammarMatcher
 from verify_service.interface import Grammar
 
@@ -143,7 +143,7 @@ class Grammars:
             answer = self._ask(constraint, cpu_s, wall_s)
             if not answer and self._ended():
                 raise ChildProcessError("its process ended")
-            if answer == LATE or (not answer and cpu_s < CPU_S):
+            if not answer and (cpu_s < CPU_S or time.monotonic() > until):
                 raise GrammarFailed(RefusalReason.BUSY, BUSY)
             if answer[:2] != b"ok":
                 raise GrammarRefused(answer[2:].decode() or TOO_MUCH)
