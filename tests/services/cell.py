@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig, FrontendConfig
-from coordinator.frontend import process as frontend_process
-from draft_service import process as draft_process
-from draft_service.config import DraftConfig
+import workers
+
 from dspark.client import AsyncClient
 from dspark.decoding.reference import RecordedRound
 from dspark.types import SamplingParams, Verdict
-from verify_service import process as verify_process
-from verify_service.config import VerifyConfig
 
 
 class Cell:
@@ -25,21 +20,19 @@ class Cell:
 
     def __init__(self, target: Path | str, drafter: Path | str) -> None:
         self._target, self._drafter = str(target), str(drafter)
-        self._kept: list[Any] = []
-        self._numbers = {"verify": itertools.count(), "draft": itertools.count()}
+        self._ends = AsyncExitStack()
         self.verifiers: list[Any] = []
         self.drafters: list[Any] = []
 
     async def verifier(self, **settings: Any) -> Any:
-        given = {"target": self._target, "drafter": self._drafter, "measure_cost": False, **settings}
-        name = f"verify/{next(self._numbers['verify'])}"
-        self.verifiers.append(self._keep(await verify_process.start(VerifyConfig(**given), name=name)))
+        given = {"target": self._target, "drafter": self._drafter, "name": f"verify/{len(self.verifiers)}", **settings}
+        self.verifiers.append(await self._begun(workers.verifier(grace_s=0.2, **given)))
         return self.verifiers[-1]
 
     async def drafter(self, folder: Path | None = None, **settings: Any) -> Any:
-        given = {"drafter": str(folder or self._drafter), "measure_cost": False, **settings}
-        name = f"draft/{next(self._numbers['draft'])}"
-        self.drafters.append(self._keep(await draft_process.start(DraftConfig(**given), name=name)))
+        name = f"draft/{len(self.drafters)}"
+        made = workers.drafter(folder or self._drafter, grace_s=0.2, name=name, **settings)
+        self.drafters.append(await self._begun(made))
         return self.drafters[-1]
 
     async def coordinator(
@@ -51,7 +44,8 @@ class Cell:
             "draft": self.drafters if drafters is None else drafters,
         }
         known = {role: tuple(each.endpoint for each in pool) for role, pool in pools.items()}
-        return self._keep(await coordinator_process.start(CoordinatorConfig(**known, **{"warm_up_s": 0.0, **settings})))
+        given = {"metrics_port": 0, "warm_up_s": 0.0, **known, **settings}
+        return await self._begun(workers.coordinator(grace_s=0.2, **given))
 
     async def whole(self, *, verifiers: int = 1, **settings: Any) -> Any:
         """A coordinator with workers of both pools."""
@@ -61,11 +55,12 @@ class Cell:
         return await self.coordinator(**settings)
 
     async def frontend(self, coordinator: Any, **settings: Any) -> Any:
-        given = {"coordinator": coordinator.endpoint, "metrics_port": None, **settings}
-        return self._keep(await frontend_process.start(FrontendConfig(**given)))
+        return await self._begun(workers.frontend(grace_s=0.2, coordinator=coordinator.endpoint, **settings))
 
     def client(self, process: Any, **options: Any) -> AsyncClient:
-        return self._keep(AsyncClient(process.endpoint, **options))
+        made = AsyncClient(process.endpoint, **options)
+        self._ends.push_async_callback(made.close)
+        return made
 
     @property
     def held(self) -> int:
@@ -73,12 +68,10 @@ class Cell:
         return sum(int(each.engine.held.sequences) for each in (*self.verifiers, *self.drafters))
 
     async def close(self) -> None:
-        for each in reversed(self._kept):
-            await (each.close() if isinstance(each, AsyncClient) else each.stop(0.2))
+        await self._ends.aclose()
 
-    def _keep(self, made: Any) -> Any:
-        self._kept.append(made)
-        return made
+    async def _begun(self, serving: workers.Serving) -> Any:
+        return await self._ends.enter_async_context(serving)
 
 
 class Recorded:

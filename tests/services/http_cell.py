@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import threading
 import time
@@ -12,14 +13,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import openai
+import workers as processes
 from synthetic_file import synthetic_file
-
-from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig
-from draft_service import process as draft_process
-from draft_service.config import DraftConfig
-from verify_service import process as verify_process
-from verify_service.config import VerifyConfig
 
 PAIR = Path(__file__).parent.parent / "data" / "pair"
 TARGET, DRAFTER = PAIR / "target", PAIR / "drafter"
@@ -43,6 +38,7 @@ class HttpCell:
     ) -> None:
         self._pair, self._workers, self._settings, self._shared = pair, workers, settings, dict(shared or {})
         self._verify = dict(verify or {})
+        self._ends = contextlib.AsyncExitStack()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cell")
         self.verifier: Any = None
@@ -87,33 +83,20 @@ class HttpCell:
         until(lambda: self.verifier.engine.held.pages_held == 0)  # a pass may be under way that has them
 
     async def _start(self) -> None:
-        quiet = {"metrics_port": None, "measure_cost": False, **self._shared}
-        if self._pair is not None:
-            engine: dict[str, Any] = {"engine": "synthetic", "synthetic": str(self._pair), "metrics_port": None}
-            engine |= self._shared
-            verify, draft = VerifyConfig(**engine, **self._verify), DraftConfig(**engine)
-        else:
-            pair: dict[str, Any] = {"target": str(TARGET), "drafter": str(DRAFTER), **quiet, **self._verify}
-            verify = VerifyConfig(**pair)
-            draft = DraftConfig(drafter=str(DRAFTER), **quiet)
+        start, shared = self._ends.enter_async_context, {"metrics_port": None, **self._shared}
+        synthetic = self._pair and {"engine": "synthetic", "synthetic": str(self._pair), "measure_cost": True}
         known: dict[str, Any] = {}
         if self._workers:
-            self.verifier, self.drafter = await verify_process.start(verify), await draft_process.start(draft)
+            verify = {**(synthetic or {"target": str(TARGET), "drafter": str(DRAFTER)}), **shared, **self._verify}
+            draft = {**(synthetic or {"drafter": str(DRAFTER)}), **shared}
+            self.verifier = await start(processes.verifier(grace_s=0.0, **verify))
+            self.drafter = await start(processes.drafter(grace_s=0.0, **draft))
             known = {"verify": (self.verifier.endpoint,), "draft": (self.drafter.endpoint,)}
-        given = {
-            "target": str(TARGET),
-            "http": "127.0.0.1:0",
-            "metrics_port": None,
-            **known,
-            **self._shared,
-            **self._settings,
-        }
-        self.coordinator = await coordinator_process.start(CoordinatorConfig(**given))
+        given = {"target": str(TARGET), "http": "127.0.0.1:0", **known, **shared, **self._settings}
+        self.coordinator = await start(processes.coordinator(**given))
 
     async def _stop(self) -> None:
-        for process in (self.coordinator, self.drafter, self.verifier):
-            if process is not None:
-                await process.stop(0.0)
+        await self._ends.aclose()
         # As `asyncio.run` does: what still waits for a peer ends with the loop.
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:

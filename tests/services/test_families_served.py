@@ -18,12 +18,11 @@ from typing import Any
 
 import pytest
 import torch
+import workers
 from safetensors.torch import load_file
 from transformers import DynamicCache
 from workers import drafter, until, verifier
 
-from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig
 from coordinator.workers.worker import Address, WorkerRole
 from dspark.client import AsyncClient
 from dspark.errors import CheckpointError
@@ -136,12 +135,13 @@ class Cell:
 
 @contextlib.asynccontextmanager
 async def _cell(target: Path, made: Path) -> AsyncIterator[Cell]:
-    async with verifier(target, made) as v, drafter(made, target=str(target)) as d:
-        coordinator = await coordinator_process.start(CoordinatorConfig(verify=(v.endpoint,), draft=(d.endpoint,)))
-        client = AsyncClient(coordinator.endpoint)
+    async with (
+        verifier(target, made) as v,
+        drafter(made, target=str(target)) as d,
+        workers.coordinator(verify=(v.endpoint,), draft=(d.endpoint,)) as coordinator,
+        AsyncClient(coordinator.endpoint) as client,
+    ):
         yield Cell(v, d, coordinator, client)
-        await client.close()
-        await coordinator.stop(1.0)
 
 
 def _prompts(count: int, longest: int = 40) -> list[list[int]]:
@@ -202,9 +202,13 @@ async def test_answers_are_those_of_plain_decoding(tmp_path: Path, name: str) ->
 async def test_a_drafter_that_comes_late_is_filled_by_sending_again(tmp_path: Path, name: str) -> None:
     target, made = MADE[name](tmp_path)
     (prompt,) = _prompts(1)
-    async with verifier(target, made) as v, drafter(made) as first:
-        coordinator = await coordinator_process.start(CoordinatorConfig(verify=(v.endpoint,), draft=(first.endpoint,)))
-        client, metrics = AsyncClient(coordinator.endpoint), coordinator.metrics
+    async with (
+        verifier(target, made) as v,
+        drafter(made) as first,
+        workers.coordinator(grace_s=1.0, verify=(v.endpoint,), draft=(first.endpoint,)) as coordinator,
+        AsyncClient(coordinator.endpoint) as client,
+    ):
+        metrics = coordinator.metrics
         options = {"max_tokens": 400, "temperature": 0.0, "ignore_eos": True, "policy": "fixed:3"}
         running = asyncio.ensure_future(client.complete(prompt, timeout=120.0, **options))
         await until(lambda: metrics.value("rounds_total") > 5)
@@ -221,21 +225,19 @@ async def test_a_drafter_that_comes_late_is_filled_by_sending_again(tmp_path: Pa
             assert metrics.value("resends_total", reason="attached") == 1
             assert metrics.value("spec_decode_num_draft_tokens_total") > before
             assert list(completion.token_ids) == _plain(target, [prompt], 400)[0]
-            await client.close()
-            await coordinator.stop(1.0)
 
 
 async def test_without_a_drafter_the_cell_decodes_plainly() -> None:
     prompts = _prompts(3)
-    async with verifier(TARGET, None) as v:
-        coordinator = await coordinator_process.start(CoordinatorConfig(verify=(v.endpoint,)))
-        client = AsyncClient(coordinator.endpoint)
+    async with (
+        verifier(TARGET, None) as v,
+        workers.coordinator(verify=(v.endpoint,)) as coordinator,
+        AsyncClient(coordinator.endpoint) as client,
+    ):
         completions = [
             await client.complete(each, timeout=60.0, max_tokens=20, temperature=0.0, ignore_eos=True)
             for each in prompts
         ]
-        await client.close()
-        await coordinator.stop(1.0)
     assert [list(each.token_ids) for each in completions] == _plain(TARGET, prompts, 20)
 
 

@@ -7,28 +7,24 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import workers
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from synthetic_file import synthetic_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from workers import until
 
-from coordinator import process as coordinator_process
 from coordinator.answers.output_queue import OutputQueue
 from coordinator.cells.cell import SubmitRequest
-from coordinator.config import CoordinatorConfig, FrontendConfig
-from coordinator.frontend import process as frontend_process
 from coordinator.frontend.process import FrontendProcess
 from coordinator.requests.request import Request
-from draft_service import process as draft_process
-from draft_service.config import DraftConfig
 from dspark.client import AsyncClient, Chunk, Completion
 from dspark.client.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from dspark.errors import ConfigError
@@ -37,8 +33,6 @@ from dspark.rounds.policy import Off
 from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.types import SamplingParams
 from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc, generate_pb2
-from verify_service import process as verify_process
-from verify_service.config import VerifyConfig
 
 pytestmark = pytest.mark.services
 
@@ -65,36 +59,20 @@ def target(tmp_path: Path) -> str:
 
 
 class Stage:
-    """Workers, a coordinator, front ends and clients, all stopped at the end."""
+    """A cell, its front ends and clients; all of them end with it."""
 
-    def __init__(self, pair: str, target: str | None) -> None:
-        self._pair, self._target = pair, target
-        self._ends: list[Callable[[], Awaitable[Any]]] = []
-        self.coordinator: Any = None
+    def __init__(self, ends: AsyncExitStack, target: str | None, coordinator: Any, verifier: Any, drafter: Any) -> None:
+        self._ends, self._target = ends, target
+        self.coordinator, self.verifier, self.drafter = coordinator, verifier, drafter
 
-    async def set(self, **settings: Any) -> None:
-        engine = {"engine": "synthetic", "synthetic": self._pair, "metrics_port": None}
-        self.verifier = await verify_process.start(VerifyConfig(**engine, max_sequences=8192))
-        self.drafter = await draft_process.start(DraftConfig(**engine))
-        self._ends += [lambda: self.verifier.stop(0.0), lambda: self.drafter.stop(0.0)]
-        config = CoordinatorConfig(**self.of_coordinator(), **settings)
-        self.coordinator = await coordinator_process.start(config)
-        self._ends.append(lambda: self.coordinator.stop(0.0))
+    async def frontend(self, coordinator: str = "", **settings: Any) -> FrontendProcess:
+        given = {"coordinator": coordinator or self.coordinator.endpoint, "target": self._target, **settings}
+        made: FrontendProcess = await self._ends.enter_async_context(workers.frontend(**given))
+        return made
 
-    def of_coordinator(self) -> dict[str, Any]:
-        workers = {"verify": (self.verifier.endpoint,), "draft": (self.drafter.endpoint,)}
-        return {**workers, "target": self._target, "metrics_port": None}
-
-    async def frontend(self, coordinator: str = "", name: str = "frontend/0", **settings: Any) -> FrontendProcess:
-        given = {"target": self._target, "metrics_port": None, **settings}
-        config = FrontendConfig(coordinator=coordinator or self.coordinator.endpoint, **given)
-        process = await frontend_process.start(config, name=name)
-        self._ends.append(lambda: process.stop(0.0))
-        return process
-
-    def client(self, process: Any, **options: Any) -> AsyncClient:
-        client = AsyncClient(process.endpoint, **options)
-        self._ends.append(client.close)
+    def client(self, process: Any) -> AsyncClient:
+        client = AsyncClient(process.endpoint)
+        self._ends.push_async_callback(client.close)
         return client
 
     @property
@@ -107,19 +85,12 @@ class Stage:
         await until(lambda: not self.verifier.engine.held.sequences and not self.drafter.engine.held.sequences)
         assert self.verifier.engine.held.pages_held == 0
 
-    async def close(self) -> None:
-        for end in reversed(self._ends):
-            await end()
-
 
 @asynccontextmanager
 async def stage(pair: str, target: str | None = None, **settings: Any) -> AsyncIterator[Stage]:
-    made = Stage(pair, target)
-    try:
-        await made.set(**settings)
-        yield made
-    finally:
-        await made.close()
+    cell = workers.synthetic(pair, verify={"max_sequences": 8192}, target=target, **settings)
+    async with cell as processes, AsyncExitStack() as ends:
+        yield Stage(ends, target, *processes)
 
 
 def same(one: Completion, other: Completion) -> bool:
@@ -155,29 +126,24 @@ async def test_an_answer_is_the_same_through_a_front_end_of_its_own(pair: str, t
 
 
 async def test_log_probabilities_and_several_answers_travel(golden_target: Path, golden_drafter: Path) -> None:
-    verifier = await verify_process.start(
-        VerifyConfig(target=str(golden_target), drafter=str(golden_drafter), measure_cost=False, metrics_port=None)
-    )
-    coordinator = await coordinator_process.start(CoordinatorConfig(verify=(verifier.endpoint,), metrics_port=None))
-    frontend = await frontend_process.start(FrontendConfig(coordinator=coordinator.endpoint, metrics_port=None))
-    try:
-        async with AsyncClient(coordinator.endpoint) as near, AsyncClient(frontend.endpoint) as far:
-            options: dict[str, Any] = {"max_tokens": 12, "seed": 3, "n": 2, "logprobs": 2, "min_tokens": 5}
-            one, other = await near.complete([3, 17, 42], **options), await far.complete([3, 17, 42], **options)
-            assert same(one, other)
-            for ours, theirs in zip(one.choices, other.choices, strict=True):
-                # Who shared a pass with whom is a matter of timing, and shows in the last bits.
-                assert [told.logprob for told in ours.logprobs] == pytest.approx(
-                    [told.logprob for told in theirs.logprobs], abs=1e-4
-                )
-                assert [[token for token, _ in told.top] for told in ours.logprobs] == [
-                    [token for token, _ in told.top] for told in theirs.logprobs
-                ]
-            assert all(len(choice.logprobs) == len(choice.token_ids) > 0 for choice in other.choices)
-    finally:
-        await frontend.stop(0.0)
-        await coordinator.stop(0.0)
-        await verifier.stop(0.0)
+    async with AsyncExitStack() as ends:
+        engine = await ends.enter_async_context(workers.verifier(golden_target, golden_drafter, metrics_port=None))
+        cell = await ends.enter_async_context(workers.coordinator(verify=(engine.endpoint,)))
+        front = await ends.enter_async_context(workers.frontend(coordinator=cell.endpoint))
+        near = await ends.enter_async_context(AsyncClient(cell.endpoint))
+        far = await ends.enter_async_context(AsyncClient(front.endpoint))
+        options: dict[str, Any] = {"max_tokens": 12, "seed": 3, "n": 2, "logprobs": 2, "min_tokens": 5}
+        one, other = await near.complete([3, 17, 42], **options), await far.complete([3, 17, 42], **options)
+    assert same(one, other)
+    for ours, theirs in zip(one.choices, other.choices, strict=True):
+        # Who shared a pass with whom is a matter of timing, and shows in the last bits.
+        assert [told.logprob for told in ours.logprobs] == pytest.approx(
+            [told.logprob for told in theirs.logprobs], abs=1e-4
+        )
+        assert [[token for token, _ in told.top] for told in ours.logprobs] == [
+            [token for token, _ in told.top] for told in theirs.logprobs
+        ]
+    assert all(len(choice.logprobs) == len(choice.token_ids) > 0 for choice in other.choices)
 
 
 async def test_a_stop_string_is_matched_in_front_and_frees_the_sequence(pair: str, target: str) -> None:
@@ -418,26 +384,14 @@ async def test_a_coordinator_that_drains_is_known_in_front(pair: str) -> None:
 async def test_front_ends_need_the_worker_token(pair: str, tmp_path: Path) -> None:
     secret = tmp_path / "token"
     secret.write_text("0123456789abcdef0123", encoding="ascii")
-    engine = {"engine": "synthetic", "synthetic": pair, "metrics_port": None, "token_file": str(secret)}
-    verifier = await verify_process.start(VerifyConfig(**engine))  # type: ignore[arg-type]
-    coordinator = await coordinator_process.start(
-        CoordinatorConfig(verify=(verifier.endpoint,), token_file=str(secret), metrics_port=None)
-    )
-    stranger = await frontend_process.start(
-        FrontendConfig(coordinator=coordinator.endpoint, metrics_port=None, attach_wait_s=0.5)
-    )
-    friend = await frontend_process.start(
-        FrontendConfig(coordinator=coordinator.endpoint, metrics_port=None, token_file=str(secret))
-    )
-    try:
-        async with AsyncClient(stranger.endpoint) as client:
+    async with workers.synthetic(pair, shared={"token_file": str(secret)}) as (cell, _, _):
+        at = {"coordinator": cell.endpoint}
+        async with workers.frontend(**at, attach_wait_s=0.5) as stranger, AsyncClient(stranger.endpoint) as client:
             with pytest.raises(Unavailable, match="unauthenticated"):
                 await client.complete([1, 2], max_tokens=4)
-        async with AsyncClient(friend.endpoint) as client:  # loopback: clients need no token
+        async with workers.frontend(**at, token_file=str(secret)) as friend, AsyncClient(friend.endpoint) as client:
+            # loopback: clients need no token
             assert len((await client.complete([1, 2], max_tokens=4)).token_ids) == 4
-    finally:
-        for process in (stranger, friend, coordinator, verifier):
-            await process.stop(0.0)
 
 
 class Wire:
@@ -529,13 +483,12 @@ async def test_a_front_end_that_uses_a_number_twice_is_let_go(pair: str) -> None
 
 async def test_a_start_without_a_coordinator_is_refused_or_waits() -> None:
     with pytest.raises(ConfigError, match=r"frontend\.coordinator"):
-        await frontend_process.start(FrontendConfig())
+        async with workers.frontend():
+            pass
     with pytest.raises(ConfigError, match=r"frontend\.max_streams"):
-        await frontend_process.start(FrontendConfig(coordinator="127.0.0.1:1", max_streams=0))
-    waiting = await frontend_process.start(
-        FrontendConfig(coordinator="127.0.0.1:1", metrics_port=None, attach_wait_s=0.2)
-    )
-    async with AsyncClient(waiting.endpoint) as client:
+        async with workers.frontend(coordinator="127.0.0.1:1", max_streams=0):
+            pass
+    nobody = workers.frontend(coordinator="127.0.0.1:1", attach_wait_s=0.2)
+    async with nobody as waiting, AsyncClient(waiting.endpoint) as client:
         with pytest.raises(Unavailable, match="not attached"):
             await client.complete([1], max_tokens=2)
-    await waiting.stop(0.0)

@@ -9,56 +9,32 @@ from pathlib import Path
 
 import httpx
 import pytest
-import yaml
+import workers
+from synthetic_file import synthetic_file
 
-from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig
 from coordinator.http.stream import framed
 from coordinator.process import CoordinatorProcess, check
 from coordinator.reception.pacing import padded, read_pace
-from draft_service import process as draft_process
-from draft_service.config import DraftConfig
 from dspark.client import AsyncClient
 from dspark.client.request import Sampling, write_request
 from dspark.errors import ConfigError
 from dspark.runtime.channel import open_channel
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
-from verify_service import process as verify_process
-from verify_service.config import VerifyConfig
 
 pytestmark = pytest.mark.services
 FRAME = 1024
 
 
 @asynccontextmanager
-async def _cell(pair: Path, **more: object) -> AsyncIterator[CoordinatorProcess]:
-    engine = {"engine": "synthetic", "synthetic": str(pair), "metrics_port": None}
-    verifier = await verify_process.start(VerifyConfig(**engine))
-    drafter = await draft_process.start(DraftConfig(**engine))
-    coordinator = await coordinator_process.start(
-        CoordinatorConfig(
-            verify=(verifier.endpoint,),
-            draft=(drafter.endpoint,),
-            metrics_port=None,
-            pace_interval_ms=80.0,
-            pace_frame_bytes=FRAME,
-            pace_tokens_per_s=10.0,
-            **more,
-        )
-    )
-    yield coordinator
-    for process in (coordinator, drafter, verifier):
-        await process.stop(0.1)
+async def _cell(pair: str, **more: object) -> AsyncIterator[CoordinatorProcess]:
+    pace = {"pace_interval_ms": 80.0, "pace_frame_bytes": FRAME, "pace_tokens_per_s": 10.0}
+    async with workers.synthetic(pair, **pace, **more) as (coordinator, *_):
+        yield coordinator
 
 
-def _pair(path: Path, accept: float) -> Path:
-    document = {
-        "verify": {"tokens": [1, 64], "ms": [0.5, 1.0]},
-        "draft": {"sequences": [1, 16], "ms": [0.1, 0.2]},
-        "domains": {"any": {"accept": [accept] * 4, "concentration": 1.0}},
-    }
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    return path
+def _pair(folder: Path, accept: float) -> str:
+    return synthetic_file(folder, [accept] * 4, verify_ms=0.5, concentration=1.0)
 
 
 async def _sizes(endpoint: str, tokens: int, **options: object) -> tuple[list[int], int]:
@@ -77,7 +53,7 @@ async def _sizes(endpoint: str, tokens: int, **options: object) -> tuple[list[in
 async def test_sizes_and_their_number_do_not_depend_on_what_was_accepted(tmp_path: Path) -> None:
     seen = []
     for accept in (0.95, 0.05):
-        async with _cell(_pair(tmp_path / "pair.yaml", accept)) as cell:
+        async with _cell(_pair(tmp_path, accept)) as cell:
             sizes, said = await _sizes(cell.endpoint, 40, seed=1)
             assert said == 40
             seen.append(sizes)
@@ -85,7 +61,7 @@ async def test_sizes_and_their_number_do_not_depend_on_what_was_accepted(tmp_pat
 
 
 async def test_answers_that_end_early_look_like_long_ones(tmp_path: Path) -> None:
-    async with _cell(_pair(tmp_path / "pair.yaml", 0.5)) as cell:
+    async with _cell(_pair(tmp_path, 0.5)) as cell:
         endpoint = cell.endpoint
         whole, _ = await _sizes(endpoint, 24, seed=1)
         async with AsyncClient(endpoint) as client:
@@ -103,7 +79,7 @@ async def test_http_keeps_the_same_pace(tmp_path: Path, stream: bool) -> None:
     seen = []
     body = {"prompt": [5, 6, 7], "max_tokens": 24, "stream": stream, "seed": 1, "return_token_ids": True}
     for accept in (0.95, 0.05):
-        pair = _pair(tmp_path / "pair.yaml", accept)
+        pair = _pair(tmp_path, accept)
         async with (
             _cell(pair, http="127.0.0.1:0", live_page=False) as cell,
             httpx.AsyncClient(base_url=str(cell.http_url), timeout=60) as client,

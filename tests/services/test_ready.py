@@ -10,15 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
+import workers
 from workers import drafter, until, verifier
 
-from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig, FrontendConfig
-from coordinator.frontend import process as frontend_process
 from coordinator.lanes.facts import DrafterPort
 from coordinator.workers import membership
 from coordinator.workers.clients import VerifierClient
 from coordinator.workers.warming import Unwarmed
+from coordinator.workers.worker import Address, WorkerRole
 from dspark.cli.main import main
 from dspark.client import AsyncClient
 from dspark.runtime.server import GrpcServer
@@ -41,25 +40,23 @@ async def _states(endpoint: str) -> dict[str, str]:
 
 
 async def test_a_request_of_every_kind_has_run_before_anybody_asks(golden_target: Path, golden_drafter: Path) -> None:
-    async with verifier(golden_target, golden_drafter) as v, drafter(golden_drafter) as d:
-        coordinator = await coordinator_process.start(
-            CoordinatorConfig(verify=(v.endpoint,), draft=(d.endpoint,), warm_up_s=LONG_S)
-        )
-        try:
-            assert coordinator.membership.ready
-            assert v.metrics.value("forward_seconds_count", kind="prefill") > 0
-            assert v.metrics.value("forward_seconds_count", kind="verify") > 1
-            assert d.metrics.value("forward_seconds_count", kind="draft") > 0
-            for counted in ("prompt_tokens_total", "generation_tokens_total", "rounds_total", "requests_total"):
-                assert coordinator.metrics.value(counted) == 0, counted
-            assert coordinator.metrics.value("spec_decode_num_draft_tokens_total") == 0
-            assert coordinator.membership.lanes[0].rounds == 0
-            await until(lambda: v.engine.held.sequences == d.engine.held.sequences == 0)
-            async with AsyncClient(coordinator.endpoint) as client:
-                answer = await client.complete([3, 4, 5], max_tokens=8, temperature=0.0, policy="fixed:4")
-            assert answer.end.speculation.draft_tokens > 0
-        finally:
-            await coordinator.stop(0.0)
+    async with (
+        verifier(golden_target, golden_drafter) as v,
+        drafter(golden_drafter) as d,
+        workers.coordinator(verify=(v.endpoint,), draft=(d.endpoint,), warm_up_s=LONG_S) as coordinator,
+    ):
+        assert coordinator.membership.ready
+        assert v.metrics.value("forward_seconds_count", kind="prefill") > 0
+        assert v.metrics.value("forward_seconds_count", kind="verify") > 1
+        assert d.metrics.value("forward_seconds_count", kind="draft") > 0
+        for counted in ("prompt_tokens_total", "generation_tokens_total", "rounds_total", "requests_total"):
+            assert coordinator.metrics.value(counted) == 0, counted
+        assert coordinator.metrics.value("spec_decode_num_draft_tokens_total") == 0
+        assert coordinator.membership.lanes[0].rounds == 0
+        await until(lambda: v.engine.held.sequences == d.engine.held.sequences == 0)
+        async with AsyncClient(coordinator.endpoint) as client:
+            answer = await client.complete([3, 4, 5], max_tokens=8, temperature=0.0, policy="fixed:4")
+        assert answer.end.speculation.draft_tokens > 0
 
 
 async def test_nothing_says_that_it_serves_before(
@@ -68,14 +65,11 @@ async def test_nothing_says_that_it_serves_before(
     """A drafter that was announced is not there yet: requests are taken, and the cell is not ready."""
     port = _free_port()
     async with verifier(golden_target, golden_drafter) as v:
-        coordinator = await coordinator_process.start(
-            CoordinatorConfig(
-                verify=(v.endpoint,), draft=(f"127.0.0.1:{port}",), http="127.0.0.1:0", warm_up_s=LONG_S,
-                describe_deadline_s=0.2,
-            )
-        )  # fmt: skip
-        front = await frontend_process.start(FrontendConfig(coordinator=coordinator.endpoint))
-        try:
+        told = {"verify": (v.endpoint,), "draft": (f"127.0.0.1:{port}",), "http": "127.0.0.1:0"}
+        async with (
+            workers.coordinator(**told, warm_up_s=LONG_S, describe_deadline_s=0.2) as coordinator,
+            workers.frontend(coordinator=coordinator.endpoint) as front,
+        ):
             assert coordinator.membership.lanes
             async with httpx.AsyncClient(base_url=str(coordinator.http_url)) as http:
                 assert (await http.get("/health")).status_code == 503
@@ -89,22 +83,16 @@ async def test_nothing_says_that_it_serves_before(
                     assert await asyncio.to_thread(main, ["health", coordinator.endpoint, "--wait", "60"]) == 0
                     assert await asyncio.to_thread(main, ["health", front.endpoint, "--wait", "60"]) == 0
                     assert (await http.get("/health")).status_code == 200
-        finally:
-            await front.stop(0.0)
-            await coordinator.stop(0.0)
 
 
 async def test_a_cell_whose_drafter_does_not_come_is_ready_without(golden_target: Path, golden_drafter: Path) -> None:
-    async with verifier(golden_target, golden_drafter) as v:
-        coordinator = await coordinator_process.start(
-            CoordinatorConfig(
-                verify=(v.endpoint,), draft=(f"127.0.0.1:{_free_port()}",), warm_up_s=5.0, describe_deadline_s=0.2
-            )
-        )
-        try:
-            await until(lambda: coordinator.membership.ready)
-        finally:
-            await coordinator.stop(0.0)
+    async with (
+        verifier(golden_target, golden_drafter) as v,
+        workers.coordinator(
+            verify=(v.endpoint,), draft=(f"127.0.0.1:{_free_port()}",), warm_up_s=5.0, describe_deadline_s=0.2
+        ) as coordinator,
+    ):
+        await until(lambda: coordinator.membership.ready)
 
 
 async def test_a_verifier_whose_first_requests_fail_is_not_taken_in(
@@ -118,20 +106,17 @@ async def test_a_verifier_whose_first_requests_fail_is_not_taken_in(
         await real(verifier, drafters, **options)
 
     monkeypatch.setattr(membership, "warm", warm)
-    async with verifier(golden_target, None) as v:
-        coordinator = await coordinator_process.start(
-            CoordinatorConfig(verify=(v.endpoint,), warm_up_s=LONG_S, flap_limit=0)
-        )
-        try:
-            assert not coordinator.membership.lanes
-            assert not coordinator.membership.ready
-            (worker,) = coordinator.membership.workers
-            assert "its first requests failed: there is no page for it" in worker.detail
-            fails = False
-            await until(lambda: coordinator.membership.ready)
-            assert (await _states(coordinator.endpoint))["verify/0"] == "serving"
-        finally:
-            await coordinator.stop(0.0)
+    async with (
+        verifier(golden_target, None) as v,
+        workers.coordinator(verify=(v.endpoint,), warm_up_s=LONG_S, flap_limit=0) as coordinator,
+    ):
+        assert not coordinator.membership.lanes
+        assert not coordinator.membership.ready
+        (worker,) = coordinator.membership.workers
+        assert "its first requests failed: there is no page for it" in worker.detail
+        fails = False
+        await until(lambda: coordinator.membership.ready)
+        assert (await _states(coordinator.endpoint))["verify/0"] == "serving"
 
 
 async def test_a_bug_in_the_first_requests_leaves_no_stream_behind(
@@ -141,16 +126,13 @@ async def test_a_bug_in_the_first_requests_leaves_no_stream_behind(
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(membership, "warm", warm)
-    async with verifier(golden_target, None) as v:
-        coordinator = await coordinator_process.start(
-            CoordinatorConfig(verify=(v.endpoint,), warm_up_s=LONG_S, flap_limit=0)
-        )
-        try:
-            (worker,) = coordinator.membership.workers
-            await until(lambda: "is not understood" in worker.detail)
-            assert not worker.connected
-        finally:
-            await coordinator.stop(0.0)
+    async with (
+        verifier(golden_target, None) as v,
+        workers.coordinator(verify=(v.endpoint,), warm_up_s=LONG_S, flap_limit=0) as coordinator,
+    ):
+        (worker,) = coordinator.membership.workers
+        await until(lambda: "is not understood" in worker.detail)
+        assert not worker.connected
 
 
 class _Odd(verify_pb2_grpc.VerifyServicer):
@@ -171,15 +153,12 @@ async def test_a_verifier_that_says_what_none_is_is_refused_by_the_field() -> No
     server, odd = GrpcServer(bind="127.0.0.1:0"), _Odd()
     server.add(verify_pb2_grpc.add_VerifyServicer_to_server, odd, "dspark.wire.v1.Verify")
     port = await server.start()
-    coordinator = await coordinator_process.start(CoordinatorConfig(verify=(f"127.0.0.1:{port}",), warm_up_s=LONG_S))
-    try:
+    async with workers.coordinator(verify=(f"127.0.0.1:{port}",), warm_up_s=LONG_S) as coordinator:
         (worker,) = coordinator.membership.workers
         await until(lambda: "vocab_size: 0, and at least 1 is wanted" in worker.detail)
         assert not worker.connected
         assert not odd.streams
-    finally:
-        await coordinator.stop(0.0)
-        await server.drain(0.0)
+    await server.drain(0.0)
 
 
 async def test_a_worker_that_is_lost_again_and_again_before_it_serves_is_held_off(
@@ -194,16 +173,14 @@ async def test_a_worker_that_is_lost_again_and_again_before_it_serves_is_held_of
         await real(verifier, drafters, **options)
 
     monkeypatch.setattr(membership, "warm", warm)
-    async with verifier(golden_target, None) as good, verifier(golden_target, None) as bad:
-        coordinator = await coordinator_process.start(
-            CoordinatorConfig(verify=(good.endpoint, bad.endpoint), warm_up_s=LONG_S, flap_limit=2)
-        )
-        try:
-            _, worker = coordinator.membership.workers
-            await until(lambda: worker.detail.startswith("lost too often; tried again in "))
-            assert len(coordinator.membership.lanes) == 1
-        finally:
-            await coordinator.stop(0.0)
+    async with (
+        verifier(golden_target, None) as good,
+        verifier(golden_target, None) as bad,
+        workers.coordinator(verify=(good.endpoint, bad.endpoint), warm_up_s=LONG_S, flap_limit=2) as coordinator,
+    ):
+        _, worker = coordinator.membership.workers
+        await until(lambda: worker.detail.startswith("lost too often; tried again in "))
+        assert len(coordinator.membership.lanes) == 1
 
 
 async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
@@ -218,10 +195,11 @@ async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
 
     monkeypatch.setattr(membership, "warm", warm)
     options: Any = {"max_tokens": 60, "temperature": 0.0, "ignore_eos": True}
-    async with verifier(golden_target, None) as first, verifier(golden_target, None) as second:
-        coordinator = await coordinator_process.start(
-            CoordinatorConfig(verify=(first.endpoint,), warm_up_s=LONG_S, verifier_wait_s=0.05)
-        )
+    async with (
+        verifier(golden_target, None) as first,
+        verifier(golden_target, None) as second,
+        workers.coordinator(verify=(first.endpoint,), warm_up_s=LONG_S, verifier_wait_s=0.05) as coordinator,
+    ):
         admission, looks = coordinator.admission, 0
         warms = admission.verifier_warms
 
@@ -231,38 +209,34 @@ async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
             return warms()
 
         admission.verifier_warms = looked
-        try:
-            known = [worker.address for worker in coordinator.membership.workers]
-            address = coordinator_process.Address(coordinator_process.WorkerRole.VERIFY, second.endpoint, 0, "verify/1")
-            await coordinator.membership.announce([*known, address], wait_s=0.0)
-            await until(warms)
-            async with AsyncClient(coordinator.endpoint) as client:
-                whole = await client.complete([3, 4, 5], **options)
-                stream = client.generate([3, 4, 5], **options)
-                tokens = list((await anext(stream)).token_ids)
-                await first.shell.server._server.stop(None)
-                await until(lambda: looks > 1)
-                go.set()
-                async for event in stream:
-                    tokens += event.token_ids
-            assert tuple(tokens) == whole.token_ids
-        finally:
-            await coordinator.stop(0.0)
+        known = [worker.address for worker in coordinator.membership.workers]
+        address = Address(WorkerRole.VERIFY, second.endpoint, 0, "verify/1")
+        await coordinator.membership.announce([*known, address], wait_s=0.0)
+        await until(warms)
+        async with AsyncClient(coordinator.endpoint) as client:
+            whole = await client.complete([3, 4, 5], **options)
+            stream = client.generate([3, 4, 5], **options)
+            tokens = list((await anext(stream)).token_ids)
+            await first.shell.server._server.stop(None)
+            await until(lambda: looks > 1)
+            go.set()
+            async for event in stream:
+                tokens += event.token_ids
+        assert tuple(tokens) == whole.token_ids
 
 
 async def test_a_drafter_that_joins_drafts_first_for_nobody(golden_target: Path, golden_drafter: Path) -> None:
-    async with verifier(golden_target, golden_drafter) as v:
-        coordinator = await coordinator_process.start(CoordinatorConfig(verify=(v.endpoint,), warm_up_s=LONG_S))
-        try:
-            assert coordinator.membership.ready
-            async with drafter(golden_drafter) as d:
-                address = coordinator_process.Address(coordinator_process.WorkerRole.DRAFT, d.endpoint, 0, "draft/0")
-                known = [worker.address for worker in coordinator.membership.workers]
-                await coordinator.membership.announce([*known, address], wait_s=LONG_S)
-                assert len(coordinator.membership.drafters) == 1
-                assert d.metrics.value("forward_seconds_count", kind="draft") > 0
-        finally:
-            await coordinator.stop(0.0)
+    async with (
+        verifier(golden_target, golden_drafter) as v,
+        workers.coordinator(verify=(v.endpoint,), warm_up_s=LONG_S) as coordinator,
+    ):
+        assert coordinator.membership.ready
+        async with drafter(golden_drafter) as d:
+            address = Address(WorkerRole.DRAFT, d.endpoint, 0, "draft/0")
+            known = [worker.address for worker in coordinator.membership.workers]
+            await coordinator.membership.announce([*known, address], wait_s=LONG_S)
+            assert len(coordinator.membership.drafters) == 1
+            assert d.metrics.value("forward_seconds_count", kind="draft") > 0
 
 
 async def test_a_coordinator_that_comes_back_finds_workers_that_have_run(
@@ -273,14 +247,10 @@ async def test_a_coordinator_that_comes_back_finds_workers_that_have_run(
         verifier(golden_target, golden_drafter, measure_cost=True, cost_max_tokens=8) as v,
         drafter(golden_drafter) as d,
     ):
-        config = CoordinatorConfig(verify=(v.endpoint,), draft=(d.endpoint,), warm_up_s=LONG_S)
-        first = await coordinator_process.start(config)
-        assert first.membership.lanes[0].facts.cost is not None
-        await first.stop(0.0)
+        told = {"verify": (v.endpoint,), "draft": (d.endpoint,), "warm_up_s": LONG_S}
+        async with workers.coordinator(**told) as first:
+            assert first.membership.lanes[0].facts.cost is not None
         run = v.metrics.value("forward_seconds_count", kind="verify")
-        again = await coordinator_process.start(config)
-        try:
+        async with workers.coordinator(**told) as again:
             assert again.membership.ready
             assert v.metrics.value("forward_seconds_count", kind="verify") == run
-        finally:
-            await again.stop(0.0)

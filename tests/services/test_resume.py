@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import workers
 
-from coordinator.config import FrontendConfig
-from coordinator.frontend import process as frontend_process
 from dspark.client import AsyncClient, Chunk
 from dspark.client.errors import InvalidRequest, Unavailable
 from tests.services.cell import Cell
@@ -125,12 +124,11 @@ async def test_without_a_journal_only_repeatable_answers_go_on(site: Site) -> No
 
 
 async def test_through_a_front_end_it_is_the_same(site: Site) -> None:
-    front = await frontend_process.start(FrontendConfig(coordinator=site.serving.endpoint))
-    try:
-        async with AsyncClient(front.endpoint) as client:
-            calm, _ = await read(site, client, go_at=0, temperature=0.0, n=2)
-            hurt, resumed = await read(site, client, go_at=20, resume_s=20.0, temperature=0.0, n=2)
-            assert hurt == calm
-            assert resumed >= 1
-    finally:
-        await front.stop(0.1)
+    async with (
+        workers.frontend(coordinator=site.serving.endpoint) as front,
+        AsyncClient(front.endpoint) as client,
+    ):
+        calm, _ = await read(site, client, go_at=0, temperature=0.0, n=2)
+        hurt, resumed = await read(site, client, go_at=20, resume_s=20.0, temperature=0.0, n=2)
+        assert hurt == calm
+        assert resumed >= 1

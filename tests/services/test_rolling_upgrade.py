@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import torch
+import workers
 from safetensors.torch import load_file, save_file
 
-from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, WorkerRole
 from draft_service import process as draft_process
@@ -85,18 +84,17 @@ async def test_another_projection_is_rolled_out_under_load(
     for name in ("verify/0", "verify/1"):
         await site.verifier(name, golden_drafter)
     await site.drafter("draft/old", golden_drafter)
-    coordinator = await coordinator_process.start(CoordinatorConfig(max_handovers=0, policy="fixed:3", warm_up_s=0.0))
-    membership = coordinator.membership
-    over = asyncio.Event()
-    answers: list[tuple[int, tuple[int, ...]]] = []
+    async with workers.coordinator(max_handovers=0, policy="fixed:3", warm_up_s=0.0) as coordinator:
+        membership = coordinator.membership
+        over = asyncio.Event()
+        answers: list[tuple[int, tuple[int, ...]]] = []
 
-    async def keep_asking(client: AsyncClient, number: int) -> None:
-        while not over.is_set():
-            options = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True, "timeout": 60.0}
-            answer = await client.complete(PROMPTS[number], **options)
-            answers.append((number, answer.token_ids))
+        async def keep_asking(client: AsyncClient, number: int) -> None:
+            while not over.is_set():
+                options = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True, "timeout": 60.0}
+                answer = await client.complete(PROMPTS[number], **options)
+                answers.append((number, answer.token_ids))
 
-    try:
         await membership.announce(site.addresses())
         async with AsyncClient(coordinator.endpoint) as client:
             asking = [asyncio.create_task(keep_asking(client, number)) for number in range(len(PROMPTS))]
@@ -121,9 +119,6 @@ async def test_another_projection_is_rolled_out_under_load(
         assert all(len({tokens for number, tokens in answers if number == each}) == 1 for each in range(len(PROMPTS)))
         assert {lane.drafters[0].facts.name for lane in membership.lanes} == {"draft/new"}
         assert coordinator.metrics.value("worker_losses_total", pool="verify") == 0, "they said that they would leave"
-    finally:
-        over.set()
-        await coordinator.stop(0.1)
 
 
 async def settled(asking: list[asyncio.Task[None]], answers: list[Any], more: int) -> None:

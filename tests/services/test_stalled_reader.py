@@ -10,13 +10,10 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
+import workers
 
-from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig
 from coordinator.process import CoordinatorProcess
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
-from verify_service import process as verify_process
-from verify_service.config import VerifyConfig
 
 pytestmark = pytest.mark.services
 
@@ -26,14 +23,12 @@ SMALL = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0), ("gr
 
 @pytest_asyncio.fixture
 async def cell() -> AsyncIterator[CoordinatorProcess]:
-    verifier = await verify_process.start(
-        VerifyConfig(engine="synthetic", synthetic=str(FLAT), kv_tokens=1 << 17, max_sequences=8)
-    )
-    config = CoordinatorConfig(verify=(verifier.endpoint,), max_unread_s=1.0, policy="off", metrics_port=None)
-    coordinator = await coordinator_process.start(config)
-    yield coordinator
-    await coordinator.stop(0.2)
-    await verifier.stop(0.2)
+    own = {"engine": "synthetic", "synthetic": str(FLAT), "kv_tokens": 1 << 17, "max_sequences": 8}
+    async with (
+        workers.verifier(**own) as v,
+        workers.coordinator(verify=(v.endpoint,), max_unread_s=1.0, policy="off") as coordinator,
+    ):
+        yield coordinator
 
 
 def request(tokens: int) -> generate_pb2.GenerateRequest:

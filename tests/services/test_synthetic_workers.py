@@ -10,13 +10,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import workers
 import yaml
 
-from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig
 from coordinator.process import CoordinatorProcess
-from draft_service import process as draft_process
-from draft_service.config import DraftConfig
 from dspark.client import AsyncClient, Completion
 from dspark.errors import ConfigError
 from verify_service import process as verify_process
@@ -41,24 +38,9 @@ def pair(tmp_path: Path) -> str:
 
 @asynccontextmanager
 async def cell(pair: str) -> AsyncIterator[tuple[CoordinatorProcess, AsyncClient]]:
-    verifier = await verify_process.start(VerifyConfig(engine="synthetic", synthetic=pair, metrics_port=None))
-    drafter = await draft_process.start(DraftConfig(engine="synthetic", synthetic=pair, metrics_port=None))
     # Steps of a millisecond: on a crowded machine drafts do not pay, and a lane that may would go without.
-    config = CoordinatorConfig(verify=(verifier.endpoint,), draft=(drafter.endpoint,), metrics_port=None, bypass=False)
-    coordinator = await coordinator_process.start(config)
-    try:
-        async with AsyncClient(coordinator.endpoint) as client:
-            yield coordinator, client
-        for _ in range(100):  # a release travels behind the last message of an answer
-            if not verifier.engine.held.sequences and not drafter.engine.held.sequences:
-                break
-            await asyncio.sleep(0.02)
-        assert verifier.engine.held.pages_held == 0
-        assert drafter.engine.held.pages_held == 0
-    finally:
-        await coordinator.stop(0.0)
-        await drafter.stop(0.0)
-        await verifier.stop(0.0)
+    async with workers.synthetic(pair, bypass=False) as (coordinator, *_), AsyncClient(coordinator.endpoint) as client:
+        yield coordinator, client
 
 
 async def answers(

@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import workers
 
-from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig
 from dspark.client import AsyncClient
 from dspark.runtime.identity import write_token
-from verify_service import process as verify_process
-from verify_service.config import VerifyConfig
 
 pytestmark = pytest.mark.services
 TOKENS = {"acme": "token-of-the-tenant-acme", "globex": "token-of-the-tenant-globex"}
@@ -24,31 +21,23 @@ async def test_tenants_share_neither_prefixes_nor_names(tmp_path: Path, golden_t
     clients = tmp_path / "clients"
     clients.write_text("".join(f"{name} {token}\n" for name, token in TOKENS.items()))
     worker = str(tmp_path / "worker")
-    verifier = await verify_process.start(
-        VerifyConfig(
-            target=str(golden_target), attention=attention, measure_cost=False, metrics_port=None, token_file=worker
-        )
-    )
-    coordinator = await coordinator_process.start(
-        CoordinatorConfig(
-            verify=(verifier.endpoint,), token_file=worker, client_token_file=str(clients), metrics_port=None
-        )
-    )
-    acme, globex = (AsyncClient(coordinator.endpoint, token=token) for token in TOKENS.values())
+    async with (
+        workers.verifier(golden_target, attention=attention, metrics_port=None, token_file=worker) as v,
+        workers.coordinator(verify=(v.endpoint,), token_file=worker, client_token_file=str(clients)) as coordinator,
+    ):
+        acme, globex = (AsyncClient(coordinator.endpoint, token=token) for token in TOKENS.values())
 
-    async def cached(client: AsyncClient, salt: str = "") -> int:
-        answer = await client.complete(PROMPT, max_tokens=2, temperature=0.0, cache_salt=salt, timeout=60)
-        return answer.end.usage.cached_tokens
+        async def cached(client: AsyncClient, salt: str = "") -> int:
+            answer = await client.complete(PROMPT, max_tokens=2, temperature=0.0, cache_salt=salt, timeout=60)
+            return answer.end.usage.cached_tokens
 
-    async with acme, globex:
-        assert await cached(acme, "mine") == 0
-        assert await cached(acme, "mine") > 0, "its own second question is spared"
-        for salt in ("mine", "acme/mine", "/acme/mine", ""):
-            assert await cached(globex, salt) == 0
-        async with acme.generate(PROMPT, max_tokens=64, ignore_eos=True, timeout=60) as stream:
-            await anext(stream)
-            for name in (stream.request_id, f"acme/{stream.request_id}"):
-                assert await globex.abort([name]) == ()
-            assert await acme.abort([stream.request_id]) == (stream.request_id,)
-    await coordinator.stop(0.1)
-    await verifier.stop(0.1)
+        async with acme, globex:
+            assert await cached(acme, "mine") == 0
+            assert await cached(acme, "mine") > 0, "its own second question is spared"
+            for salt in ("mine", "acme/mine", "/acme/mine", ""):
+                assert await cached(globex, salt) == 0
+            async with acme.generate(PROMPT, max_tokens=64, ignore_eos=True, timeout=60) as stream:
+                await anext(stream)
+                for name in (stream.request_id, f"acme/{stream.request_id}"):
+                    assert await globex.abort([name]) == ()
+                assert await acme.abort([stream.request_id]) == (stream.request_id,)

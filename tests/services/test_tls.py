@@ -11,14 +11,10 @@ from pathlib import Path
 
 import grpc
 import pytest
+import workers
 from certificates import Authority
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig, FrontendConfig
-from coordinator.frontend import process as frontend_process
-from draft_service import process as draft_process
-from draft_service.config import DraftConfig
 from dspark.client import AsyncClient, Denied, Unavailable
 from dspark.errors import ConfigError
 from dspark.runtime.channel import open_channel
@@ -29,8 +25,6 @@ from dspark.runtime.security import Security
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.tls import Tls
-from verify_service import process as verify_process
-from verify_service.config import VerifyConfig
 
 pytestmark = pytest.mark.services
 PAIR = Path(__file__).parents[2] / "benchmarks" / "synthetic" / "flat.yaml"
@@ -107,24 +101,12 @@ async def test_a_cell_under_mutual_tls_answers_those_with_a_token(
     secrets = {key: write_token(Path(path)) for key, path in tokens.items()}
     clients = tmp_path / "clients"
     clients.write_text("acme a-token-of-the-tenant-acme\n")
-    engine = {"engine": "synthetic", "synthetic": str(PAIR), "metrics_port": None}
-    common = {**tokens, **ours.settings()}
-    verifier = await verify_process.start(VerifyConfig(**engine, **common))
-    drafter = await draft_process.start(DraftConfig(**engine, **common))
-    coordinator = await coordinator_process.start(
-        CoordinatorConfig(
-            verify=(verifier.endpoint,),
-            draft=(drafter.endpoint,),
-            metrics_port=None,
-            client_token_file=str(clients),
-            **common,
-        )
-    )
-    front = await frontend_process.start(
-        FrontendConfig(coordinator=coordinator.endpoint, metrics_port=None, client_token_file=str(clients), **common)
-    )
+    shared = {**tokens, **ours.settings()}
     tenant = Tls(ours.path("client-acme.crt"), ours.path("client-acme.key"), ours.path("ca.crt"))
-    try:
+    async with (
+        workers.synthetic(PAIR, shared=shared, client_token_file=str(clients)) as (coordinator, *_),
+        workers.frontend(coordinator=coordinator.endpoint, client_token_file=str(clients), **shared) as front,
+    ):
         for endpoint in (coordinator.endpoint, front.endpoint):
             async with AsyncClient(endpoint, token="a-token-of-the-tenant-acme", tls=tenant) as client:
                 answer = await client.complete([1, 2, 3], max_tokens=8, timeout=20)
@@ -144,9 +126,6 @@ async def test_a_cell_under_mutual_tls_answers_those_with_a_token(
             states = {one.name: one.state for one in (await client.status()).processes}
         assert set(states.values()) == {"serving"}
         assert len(states) == 4
-    finally:
-        for process in (front, coordinator, drafter, verifier):
-            await process.stop(0.1)
 
 
 def _scrape(url: str, token: str | None, context: ssl.SSLContext | None) -> int:

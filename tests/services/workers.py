@@ -1,23 +1,26 @@
-"""Real workers in this process, over loopback, for tests."""
+"""Real processes of a cell in this one, over loopback, for tests; each ends with its block."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any
 
+from coordinator import process as coordinator_process
+from coordinator.config import CoordinatorConfig, FrontendConfig
+from coordinator.frontend import process as frontend_process
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
-from dspark.runtime.worker import WorkerProcess
+from dspark.runtime.shell import ShellProcess
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
-Serving = contextlib.AbstractAsyncContextManager[WorkerProcess[Any]]
+Serving = contextlib.AbstractAsyncContextManager[Any]
 
 
 @contextlib.asynccontextmanager
-async def _serving(starting: Awaitable[WorkerProcess[Any]], grace_s: float) -> AsyncIterator[WorkerProcess[Any]]:
+async def _serving(starting: Awaitable[ShellProcess], grace_s: float) -> AsyncIterator[ShellProcess]:
     process = await starting
     try:
         yield process
@@ -25,15 +28,45 @@ async def _serving(starting: Awaitable[WorkerProcess[Any]], grace_s: float) -> A
         await process.stop(grace_s)
 
 
-def verifier(target: Any = None, drafter: Any = None, grace_s: float = 1.0, **settings: Any) -> Serving:
+def verifier(
+    target: Any = None, drafter: Any = None, grace_s: float = 1.0, name: str = "verify/0", **settings: Any
+) -> Serving:
     paths = {name: str(path) for name, path in (("target", target), ("drafter", drafter)) if path}
     config = VerifyConfig(**{**paths, "measure_cost": False, **settings})
-    return _serving(verify_process.start(config), grace_s)
+    return _serving(verify_process.start(config, name=name), grace_s)
 
 
-def drafter(path: Any = None, grace_s: float = 1.0, **settings: Any) -> Serving:
+def drafter(path: Any = None, grace_s: float = 1.0, name: str = "draft/0", **settings: Any) -> Serving:
     paths = {"drafter": str(path)} if path else {}
-    return _serving(draft_process.start(DraftConfig(**{**paths, "measure_cost": False, **settings})), grace_s)
+    config = DraftConfig(**{**paths, "measure_cost": False, **settings})
+    return _serving(draft_process.start(config, name=name), grace_s)
+
+
+def coordinator(grace_s: float = 0.0, **settings: Any) -> Serving:
+    config = CoordinatorConfig(**{"metrics_port": None, **settings})
+    return _serving(coordinator_process.start(config), grace_s)
+
+
+def frontend(grace_s: float = 0.0, name: str = "frontend/0", **settings: Any) -> Serving:
+    config = FrontendConfig(**{"metrics_port": None, **settings})
+    return _serving(frontend_process.start(config, name=name), grace_s)
+
+
+@contextlib.asynccontextmanager
+async def synthetic(
+    pair: Any, *, shared: Mapping[str, Any] | None = None, verify: Mapping[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[Any]:
+    """(coordinator, verifier, drafter) of a synthetic pair; both pools are empty at the end. settings: the
+    coordinator's; shared: every process's; verify: the verifier's."""
+    given = {"metrics_port": None, **(shared or {})}
+    engine = {"engine": "synthetic", "synthetic": str(pair), "measure_cost": True, **given}
+    async with (
+        verifier(grace_s=0.0, **engine, **(verify or {})) as v,
+        drafter(grace_s=0.0, **engine) as d,
+        coordinator(**{"verify": (v.endpoint,), "draft": (d.endpoint,), **given, **settings}) as c,
+    ):
+        yield c, v, d
+        await until(lambda: v.engine.held.pages_held == d.engine.held.pages_held == 0)
 
 
 async def until(condition: Any, deadline_s: float = 30.0) -> None:
