@@ -17,12 +17,12 @@ from dspark.types import Rule
 from dspark.wire import codec
 from dspark.wire.v1 import frontend_pb2, generate_pb2, types_pb2
 
-_REASONS = {
+FINISH_REASONS = {
     Reason.STOP: generate_pb2.FINISH_REASON_STOP,
     Reason.LENGTH: generate_pb2.FINISH_REASON_LENGTH,
     Reason.ABORT: generate_pb2.FINISH_REASON_ABORT,
 }
-_ENDS = {number: reason for reason, number in _REASONS.items()}
+_ENDS = {number: reason for reason, number in FINISH_REASONS.items()}
 _MOST_MS = 2**32 - 1
 
 
@@ -71,7 +71,10 @@ def write_commits(batch: frontend_pb2.CellBatch, said: Sequence[tuple[int, Commi
             )
         if piece.end is not None:
             batch.ended.add(
-                call=call, index=piece.index, reason=_REASONS[piece.end.reason], matched_token_id=piece.end.token_id
+                call=call,
+                index=piece.index,
+                reason=FINISH_REASONS[piece.end.reason],
+                matched_token_id=piece.end.token_id,
             )
 
 
@@ -126,59 +129,53 @@ def _read_end(ended: frontend_pb2.Ended) -> End:
     return End(reason, token_id=ended.matched_token_id if ended.HasField("matched_token_id") else None)
 
 
+Kind, Why = frontend_pb2.Failed, frontend_pb2.Drop
+_FAILURES: tuple[tuple[frontend_pb2.Failed.Kind, type[Exception]], ...] = (  # the first that fits counts
+    (Kind.KIND_UNSUPPORTED, Unsupported),
+    (Kind.KIND_INVALID, InvalidRequest),
+    (Kind.KIND_OVERLOADED, Overloaded),
+    (Kind.KIND_UNAVAILABLE, Unavailable),
+    (Kind.KIND_EXPIRED, Expired),
+    (Kind.KIND_INTERNAL, Exception),
+)
+_WHYS: tuple[tuple[frontend_pb2.Drop.Why, type[Exception], str], ...] = (
+    (Why.WHY_CANCELLED, RequestCancelled, "the client went away"),
+    (Why.WHY_EXPIRED, Expired, "the front end's deadline passed"),
+    (Why.WHY_SLOW_READER, Overloaded, "the client reads too slowly"),
+    (Why.WHY_FAILED, Exception, "the front end failed"),
+)
+
+
 def write_failure(call: int, error: Exception) -> frontend_pb2.Failed:
     """What a front end needs to give its client the status that the coordinator would have given."""
-    failed = frontend_pb2.Failed(call=call, kind=frontend_pb2.Failed.KIND_INTERNAL, message=str(error))
-    match error:
-        case InvalidRequest():
-            unsupported = isinstance(error, Unsupported)
-            failed.kind = frontend_pb2.Failed.KIND_UNSUPPORTED if unsupported else frontend_pb2.Failed.KIND_INVALID
-            failed.field, failed.message = error.field, str(error)[len(error.field) + 2 :]
-        case Overloaded():
-            failed.kind = frontend_pb2.Failed.KIND_OVERLOADED
-            failed.retry_after_ms = min(max(int(error.retry_after_s * 1000), 0), _MOST_MS)
-        case Unavailable():
-            failed.kind = frontend_pb2.Failed.KIND_UNAVAILABLE
-        case Expired():
-            failed.kind = frontend_pb2.Failed.KIND_EXPIRED
+    kind = next(kind for kind, errors in _FAILURES if isinstance(error, errors))
+    failed = frontend_pb2.Failed(call=call, kind=kind, message=str(error))
+    if isinstance(error, InvalidRequest):
+        failed.field, failed.message = error.field, str(error)[len(error.field) + 2 :]
+    if isinstance(error, Overloaded):
+        failed.retry_after_ms = min(max(int(error.retry_after_s * 1000), 0), _MOST_MS)
     return failed
 
 
 def read_failure(failed: frontend_pb2.Failed) -> Exception:
-    match failed.kind:
-        case frontend_pb2.Failed.KIND_INVALID:
-            return InvalidRequest(failed.field, failed.message)
-        case frontend_pb2.Failed.KIND_UNSUPPORTED:
-            return Unsupported(failed.field, failed.message)
-        case frontend_pb2.Failed.KIND_OVERLOADED:
-            return Overloaded(failed.message, failed.retry_after_ms / 1000)
-        case frontend_pb2.Failed.KIND_UNAVAILABLE:
-            return Unavailable(failed.message)
-        case frontend_pb2.Failed.KIND_EXPIRED:
-            return Expired(failed.message)
-    return PeerError(failed.message)
+    kind = dict(_FAILURES).get(failed.kind, Exception)
+    if issubclass(kind, InvalidRequest):
+        return kind(failed.field, failed.message)
+    if issubclass(kind, Overloaded):
+        return kind(failed.message, failed.retry_after_ms / 1000)
+    return PeerError(failed.message) if kind is Exception else kind(failed.message)
 
 
 def write_why(error: Exception) -> frontend_pb2.Drop.Why:
-    match error:
-        case RequestCancelled():
-            return frontend_pb2.Drop.WHY_CANCELLED
-        case Expired():
-            return frontend_pb2.Drop.WHY_EXPIRED
-        case Overloaded():
-            return frontend_pb2.Drop.WHY_SLOW_READER
-    return frontend_pb2.Drop.WHY_FAILED
+    return next(why for why, errors, _ in _WHYS if isinstance(error, errors))
 
 
 def read_why(why: frontend_pb2.Drop.Why) -> Exception:
-    match why:
-        case frontend_pb2.Drop.WHY_EXPIRED:
-            return Expired("the front end's deadline passed")
-        case frontend_pb2.Drop.WHY_SLOW_READER:
-            return Overloaded("the client reads too slowly", retry_after_s=1.0)
-        case frontend_pb2.Drop.WHY_FAILED:
-            return PeerError("the front end failed")
-    return RequestCancelled("the client went away")
+    """One that nobody knows is the client's own."""
+    kind, said = {each: (errors, said) for each, errors, said in _WHYS}.get(why, _WHYS[0][1:])
+    if issubclass(kind, Overloaded):
+        return kind(said, retry_after_s=1.0)
+    return PeerError(said) if kind is Exception else kind(said)
 
 
 def write_terms(terms: CellTerms) -> frontend_pb2.Terms:

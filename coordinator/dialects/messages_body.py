@@ -8,7 +8,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from coordinator.dialects.telling import BodyPart, CommonFields, Translated, joined_texts, ours, string
+from coordinator.dialects.telling import CommonFields, Translated, joined_texts, ours, string
+from coordinator.http.forms import BodyPart
 from coordinator.http.reply import Object
 from coordinator.http.schema import validated
 from coordinator.http.template import read_arguments

@@ -6,9 +6,10 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field
 
-from coordinator.dialects.telling import BodyPart, CommonFields, Translated, joined_texts, ours, string
+from coordinator.dialects.telling import CommonFields, Translated, joined_texts, ours, string
+from coordinator.http.forms import BodyPart
 from coordinator.http.reply import Object
-from coordinator.http.schema import StreamOptions, validated
+from coordinator.http.schema import StreamOptions, beyond, not_taken, validated
 from coordinator.http.template import read_arguments
 from dspark.errors import InvalidRequest, Unsupported
 
@@ -104,12 +105,10 @@ class ResponsesBody(CommonFields):
     def read(cls, content: bytes) -> Self:
         """From JSON; InvalidRequest names the field."""
         body = validated(cls, content)
-        for name, value in (body.model_extra or {}).items():
-            if value is None or any(value == idle and type(value) is type(idle) for idle in _IDLE.get(name, ())):
-                continue
+        for name in beyond(body, _IDLE):
             if name in _STORED:
                 raise Unsupported(name, "is not supported: nothing is kept between requests")
-            raise Unsupported(name[:100], "is not supported" if name in _IDLE else "is not a field of this request")
+            raise not_taken(name, _IDLE)
         for index, name in enumerate(body.include or ()):
             if name not in _INCLUDED:
                 raise Unsupported(f"include[{index}]", f"{name[:100]!r} is not supported")

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from coordinator.answers.answer import End
@@ -23,19 +22,13 @@ from coordinator.http.asking import Asking
 from coordinator.http.calls import Part, joined
 from coordinator.http.chat import AskedChat, read_chat
 from coordinator.http.errors import param_of
-from coordinator.http.forms import StructuredOutputs
+from coordinator.http.forms import BodyPart, StructuredOutputs
 from coordinator.http.reply import MANY, Object, begin, respond, usage_of
 from coordinator.http.schema import ChatBody, SpeculationFields
 from coordinator.http.thoughts import PlainReader, Reader
 from dspark.errors import InvalidRequest, Unsupported
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
-
-
-class BodyPart(BaseModel):
-    """What a body is made of. Fields that nobody knows are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
 
 class CommonFields(BodyPart):

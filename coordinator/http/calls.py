@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from coordinator.http.objects import JsonKeys, JsonValue
 from coordinator.http.tools import NAME, Format
+from coordinator.reception.output_processor import overlap
 
 MOST = 1 << 20  # characters of a call that is not told yet
 _HEAD = 256  # characters of a name and what stands around it
@@ -257,8 +258,3 @@ def _text(written: str) -> str:
 def new_call_id(form: Format | None = None) -> str:
     """As the target's template takes them."""
     return secrets.token_hex(5)[:9] if form is not None and form.short_ids else f"call_{secrets.token_hex(12)}"
-
-
-def overlap(text: str, mark: str) -> int:
-    """Characters at the end of a text that a mark could begin with."""
-    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-size:])), 0)

@@ -11,11 +11,13 @@ from dspark.errors import InvalidRequest, Unsupported
 Form = dict[str, Any]  # `constraint` of a request
 
 
-class _FormPart(BaseModel):
+class BodyPart(BaseModel):
+    """What a body is made of. Fields that nobody knows are refused."""
+
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
 
-class JsonSchema(_FormPart):
+class JsonSchema(BodyPart):
     """`strict` is as it were true: what cannot be kept is refused."""
 
     name: str = ""
@@ -24,14 +26,14 @@ class JsonSchema(_FormPart):
     strict: bool | None = None
 
 
-class ResponseFormat(_FormPart):
+class ResponseFormat(BodyPart):
     """OpenAI's."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag", "regex", "grammar"]
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(_FormPart):
+class StructuredOutputs(BodyPart):
     """vLLM's: one of these."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")

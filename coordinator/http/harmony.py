@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 
-from coordinator.http.calls import Part, new_call_id, overlap
+from coordinator.http.calls import Part, new_call_id
+from coordinator.reception.output_processor import overlap
 
 BEGINS = "<|channel|>"
 _MESSAGE = "<|message|>"

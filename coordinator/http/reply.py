@@ -29,7 +29,7 @@ from coordinator.http.asking import Asking, Prompt, Scored, new_id
 from coordinator.http.forms import form_of
 from coordinator.http.schema import Body
 from coordinator.http.stream import DONE, EventStream, event, failure, paced_events, paced_whole, while_connected
-from coordinator.reception.output_processor import AnswerOutput, OutputChunk
+from coordinator.reception.output_processor import AnswerOutput, OutputChunk, per_token_s
 from dspark.client.request import Sampling
 from dspark.errors import InvalidRequest
 
@@ -67,7 +67,7 @@ def metrics_of(asking: Asking, block_size: int, *, detailed: bool) -> dict[str, 
         "time_to_first_token_ms": 1e3 * stats.first_token_s(),
         "generation_time_ms": 1e3 * generation_s,
         "queue_time_ms": 1e3 * stats.queue_s(),
-        "mean_itl_ms": 1e3 * _per_token_s(answer for _, answer in answers),
+        "mean_itl_ms": 1e3 * per_token_s(answer for _, answer in answers),
         "tokens_per_second": said / stats.total_s() if stats.total_s() else 0.0,
     }
 
@@ -83,13 +83,6 @@ def _steps(pieces: Iterable[CommittedTokens], answer: AnswerOutput) -> list[tupl
         if piece.round is not None:
             steps.append((piece.round.verified, min(piece.round.accepted, kept)))
     return steps
-
-
-def _per_token_s(answers: Iterable[AnswerOutput]) -> float:
-    """Mean time per token after the first of each answer."""
-    told = [(answer.stats.per_token_s(answer.answered), answer.answered - 1) for answer in answers]
-    tokens = sum(count for _, count in told if count > 0)
-    return sum(each * count for each, count in told if count > 0) / tokens if tokens else 0.0
 
 
 def _padded(histogram: list[int], length: int) -> list[int]:

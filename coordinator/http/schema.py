@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import typing
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 
 from fastapi import Request
@@ -17,7 +18,7 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from coordinator.http.forms import ResponseFormat, StructuredOutputs
+from coordinator.http.forms import BodyPart, ResponseFormat, StructuredOutputs
 from coordinator.http.tools import Choice, Tool
 from dspark.errors import InvalidRequest, RequestCancelled, Unsupported
 
@@ -52,17 +53,13 @@ _IDLE: dict[str, tuple[Any, ...]] = {
 _LABELS = {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"}
 
 
-class _FieldPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class StreamOptions(_FieldPart):
+class StreamOptions(BodyPart):
     include_usage: bool = False
     continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 
-class SpeculationFields(_FieldPart):
+class SpeculationFields(BodyPart):
     """How the answer is sped up; never changes its distribution."""
 
     policy: str = ""
@@ -111,9 +108,9 @@ class Body(BaseModel):
     def read(cls: type[T], content: bytes) -> T:
         """A body from JSON; InvalidRequest names the field."""
         body = validated(cls, content)
-        for name, value in (body.model_extra or {}).items():
-            if value is not None and name not in _LABELS and not _is_idle(name, value):
-                raise Unsupported(name[:100], "is not supported" if name in _IDLE else "is not a field of this request")
+        for name in beyond(body, _IDLE):
+            if name not in _LABELS:
+                raise not_taken(name, _IDLE)
         if body.stream_options is not None and not body.stream:
             raise InvalidRequest("stream_options", "only beside stream")
         if body.prompt_logprobs is not None and body.stream:
@@ -121,9 +118,17 @@ class Body(BaseModel):
         return body
 
 
-def _is_idle(name: str, value: Any) -> bool:
-    """Whether a value asks for nothing; `true` is not 1."""
-    return any(value == idle and type(value) is type(idle) for idle in _IDLE.get(name, ()))
+def beyond(body: BaseModel, idle: Mapping[str, tuple[Any, ...]]) -> Iterator[str]:
+    """Names of what is asked for beside the body's own fields. idle: values that ask for nothing; `true` is not 1."""
+    for name, value in (body.model_extra or {}).items():
+        nothing = (value == each and type(value) is type(each) for each in idle.get(name, ()))
+        if value is not None and not any(nothing):
+            yield name
+
+
+def not_taken(name: str, known: Collection[str]) -> Unsupported:
+    """Of a field beside a body's own."""
+    return Unsupported(name[:100], "is not supported" if name in known else "is not a field of this request")
 
 
 M = TypeVar("M", bound=BaseModel)
@@ -142,10 +147,8 @@ def validated(kind: type[M], content: bytes) -> M:
         raise InvalidRequest(field or "body", problem[:1].lower() + problem[1:300]) from None
 
 
-class StrictBody(BaseModel):
+class StrictBody(BodyPart):
     """A body that takes its own fields alone."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
     @classmethod
     def read(cls, content: bytes) -> Self:

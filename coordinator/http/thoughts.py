@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from coordinator.http.calls import Part, overlap
+from coordinator.http.calls import Part
 from coordinator.http.forms import Form
 from coordinator.http.tools import Shape
+from coordinator.reception.output_processor import overlap
 from dspark.errors import InvalidRequest, Unsupported
 
 BEGIN, END = "<think>", "</think>"

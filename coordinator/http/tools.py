@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from coordinator.http.forms import BodyPart
 from coordinator.http.template import ChatTemplate
 from dspark.errors import InvalidRequest, Unsupported
 
@@ -24,27 +23,23 @@ NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _PROBE = "Kd4vTx9m"  # a name that no template writes by itself
 
 
-class _ToolPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
-
-
-class Function(_ToolPart):
+class Function(BodyPart):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(_ToolPart):
+class Tool(BodyPart):
     type: Literal["function"]
     function: Function
 
 
-class Named(_ToolPart):
+class Named(BodyPart):
     name: str
 
 
-class Chosen(_ToolPart):
+class Chosen(BodyPart):
     """A tool that is to be called."""
 
     type: Literal["function"]

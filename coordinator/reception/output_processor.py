@@ -45,7 +45,7 @@ class StopStrings:
             stop = self._stops[order]
             self._held = ""
             return text[: at + len(stop)] if self._show_match else text[:at], stop
-        hold = max(self._overlap(text, stop) for stop in self._stops)
+        hold = max(overlap(text, stop) for stop in self._stops)
         shown, self._held = text[: len(text) - hold], text[len(text) - hold :]
         return shown, None
 
@@ -54,13 +54,10 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    @staticmethod
-    def _overlap(text: str, stop: str) -> int:
-        """Length of the longest end of `text` that begins `stop`."""
-        for length in range(min(len(stop) - 1, len(text)), 0, -1):
-            if text.endswith(stop[:length]):
-                return length
-        return 0
+
+def overlap(text: str, mark: str) -> int:
+    """Length of the longest end of `text` that begins `mark` and is not all of it."""
+    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)
 
 
 @dataclass(slots=True)
@@ -199,3 +196,10 @@ class OutputProcessor:
                 if answer.end is not None and answer.end.text is not None:
                     finish(piece.index)
         return [one for one in shown.values() if one.tokens or one.text]
+
+
+def per_token_s(answers: Iterable[AnswerOutput]) -> float:
+    """Mean time per token after the first of each answer."""
+    told = [(answer.stats.per_token_s(answer.answered), answer.answered - 1) for answer in answers]
+    tokens = sum(count for _, count in told if count > 0)
+    return sum(each * count for each, count in told if count > 0) / tokens if tokens else 0.0

@@ -6,14 +6,15 @@ slower than the cell comes in one part.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import cast
 
-from coordinator.answers.answer import CommittedTokens, End, Reason, RequestStats
+from coordinator.answers.answer import CommittedTokens, End, RequestStats
 from coordinator.answers.output_queue import OutputQueue
 from coordinator.cells.cell import RequestHandle
+from coordinator.cells.cell_wire import FINISH_REASONS
 from coordinator.clock import Timer
-from coordinator.reception.output_processor import AnswerOutput, OutputChunk, OutputProcessor
+from coordinator.reception.output_processor import OutputChunk, OutputProcessor, per_token_s
 from dspark.errors import PeerError, RequestCancelled
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Rule, ScoredPrompt
@@ -66,13 +67,6 @@ class ResponseStream:
         self._call.cut(RequestCancelled("the client went away"))  # a no-op unless the answers were cut short
 
 
-_FINISH = {
-    Reason.STOP: generate_pb2.FINISH_REASON_STOP,
-    Reason.LENGTH: generate_pb2.FINISH_REASON_LENGTH,
-    Reason.ABORT: generate_pb2.FINISH_REASON_ABORT,
-}
-
-
 def _write_chunk(request_id: str, shown: OutputChunk) -> generate_pb2.GenerateResponse:
     made = generate_pb2.GenerateStreamChunk(
         token_ids=shown.tokens,
@@ -122,7 +116,7 @@ def write_complete(output: OutputProcessor) -> generate_pb2.GenerateResponse:
         timings=generate_pb2.Timings(
             queue_ms=1e3 * stats.queue_s(),
             ttft_ms=1e3 * stats.first_token_s(),
-            itl_ms=1e3 * _per_token_s(answers),
+            itl_ms=1e3 * per_token_s(answers),
             total_ms=1e3 * stats.total_s(),
         ),
         choices=[
@@ -141,14 +135,8 @@ def write_rule(of: Rule) -> types_pb2.Rule:
 
 def _write_end(message: generate_pb2.GenerateComplete | generate_pb2.ChoiceComplete, end: End | None) -> None:
     assert end is not None, "a complete answer has an end"
-    message.finish_reason = _FINISH[end.reason]
+    message.finish_reason = FINISH_REASONS[end.reason]
     if end.token_id is not None:
         message.matched_token_id = end.token_id
     if end.text is not None:
         message.matched_stop_str = end.text
-
-
-def _per_token_s(answers: Sequence[AnswerOutput]) -> float:
-    """Mean time per token after the first of each answer."""
-    spent = sum(answer.stats.per_token_s(answer.answered) * (answer.answered - 1) for answer in answers)
-    return spent / max(sum(answer.answered - 1 for answer in answers if answer.answered > 1), 1)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dspark.cli import health
-from dspark.cli.options import add_endpoint, check_encoding, open_client, wait_s
+from dspark.cli.options import add_asking, check_encoding, open_client
 from dspark.errors import ConfigError, DsparkError
 
 if TYPE_CHECKING:
@@ -36,16 +36,10 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--system", metavar="TEXT", help="what the target is told before the first turn")
     parser.add_argument("--max-tokens", type=int, default=ANSWER, metavar="N", help=f"longest answer ({ANSWER})")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
-    parser.add_argument("--top-p", type=float, metavar="P", help="keep this much probability")
-    parser.add_argument("--seed", type=int, help="key of the draws")
-    parser.add_argument("--policy", default="", help="off, fixed:k, threshold:t or adaptive")
-    parser.add_argument("--rule", default="", choices=["token", "block", "coupled"], help="acceptance rule")
     parser.add_argument(
         "--target", metavar="PATH_OR_ID", help="whose template and tokenizer are used (those of the served model)"
     )
-    parser.add_argument("--wait", type=wait_s, metavar="S", help="wait at most so long for the cell to be ready")
-    add_endpoint(parser, "coordinator or front end; default: the cluster of this state folder")
+    add_asking(parser, "coordinator or front end; default: the cluster of this state folder")
     parser.set_defaults(run=_chat)
 
 

@@ -5,39 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from dspark.cli import health
-from dspark.cli.options import add_endpoint, check_encoding, open_client, wait_s
+from dspark.cli.options import add_asking, check_encoding, open_client
 from dspark.errors import InvalidRequest
 from dspark.numerals import number_in, whole_in
-
-# Arguments that are options of the client under the same name.
-_OPTIONS = (
-    "max_tokens",
-    "min_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logprobs",
-    "prompt_logprobs",
-    "n",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "policy",
-    "drafter",
-    "request_id",
-    "rule",
-    "label",
-)
 
 
 def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -48,9 +23,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     source.add_argument("--prompt-file", type=Path, metavar="FILE", help="read the prompt from a file, - is stdin")
     source.add_argument("--token-ids", type=_ids, metavar="1,2,3", help="the prompt as token ids")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     parser.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens, 0 keeps all")
-    parser.add_argument("--top-p", type=float, metavar="P", help="keep this much probability")
     parser.add_argument("--min-p", type=float, metavar="P", help="keep tokens of this share of the likeliest one")
     parser.add_argument("--repetition-penalty", type=float, metavar="R", help="over prompt and answer; 1 is none")
     parser.add_argument("--presence-penalty", type=float, metavar="P", help="once, for tokens of the answer")
@@ -58,7 +31,6 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--logit-bias", type=_bias, action="append", default=[], metavar="ID=B", help="add B to a logit; repeatable"
     )
-    parser.add_argument("--seed", type=int, help="key of the draws")
     parser.add_argument("--n", type=int, metavar="N", help="answers to the same prompt; shown one after the other")
     parser.add_argument("--logprobs", type=int, metavar="K", help="tell log-probabilities, K likeliest (with --json)")
     parser.add_argument(
@@ -83,14 +55,11 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
         help="show what ended it",
     )
     parser.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the target's stop tokens")
-    parser.add_argument("--policy", default="", help="off, fixed:k, threshold:t or adaptive")
-    parser.add_argument("--rule", default="", choices=["token", "block", "coupled"], help="acceptance rule")
     parser.add_argument("--request-id", default="", metavar="ID", help="its name, for `status --explain` and `Abort`")
     parser.add_argument("--drafter", default="", metavar="NAME", help="replica that is to draft, e.g. draft/1")
     parser.add_argument("--label", default="", metavar="NAME", help="count acceptance under this name in the metrics")
     parser.add_argument("--timeout", type=float, metavar="S", help="deadline in seconds")
-    parser.add_argument("--wait", type=wait_s, metavar="S", help="wait at most so long for the cell to be ready")
-    add_endpoint(parser)
+    add_asking(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end, stream nothing")
     parser.set_defaults(run=_generate)
 
@@ -124,8 +93,10 @@ def _prompt(args: argparse.Namespace) -> str | list[int]:
 
 def _generate(args: argparse.Namespace) -> int:
     from dspark.client import Completion
+    from dspark.client.request import Sampling
 
-    options = {name: getattr(args, name) for name in _OPTIONS}
+    names = {each.name for each in fields(Sampling)}
+    options = {name: value for name, value in vars(args).items() if name in names}
     options["logit_bias"] = dict(args.logit_bias)
     for name, words in {"prompt": args.prompt, **options}.items():
         for word in [words] if isinstance(words, str) else words if isinstance(words, list) else ():

@@ -128,6 +128,17 @@ def add_endpoint(parser: Any, text: str = ENDPOINT) -> None:
     add_credentials(parser)
 
 
+def add_asking(parser: Any, text: str = ENDPOINT) -> None:
+    """What a command that asks for answers has: how they are drawn and sped up, and whom it asks."""
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    parser.add_argument("--top-p", type=float, metavar="P", help="keep this much probability")
+    parser.add_argument("--seed", type=int, help="key of the draws")
+    parser.add_argument("--policy", default="", help="off, fixed:k, threshold:t or adaptive")
+    parser.add_argument("--rule", default="", choices=["token", "block", "coupled"], help="acceptance rule")
+    parser.add_argument("--wait", type=wait_s, metavar="S", help="wait at most so long for the cell to be ready")
+    add_endpoint(parser, text)
+
+
 def tls_of(args: argparse.Namespace) -> Tls | None:
     """How to call `--endpoint`; None: plaintext."""
     from dspark.runtime.tls import Tls
