@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import gc
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 import workers
 from certificates import Authority
 from conductor import Answer, Conductor, conducting, planned
+from fake_drafter import INCARNATION, LIES, FakeDrafter
 from synthetic_file import synthetic_file
 from workers import until
 
@@ -31,7 +32,7 @@ from dspark.runtime.identity import write_token
 from dspark.synthetic.oracle import SyntheticOracle
 from dspark.types import RefusalReason, Rule, SamplingParams
 from dspark.wire.control_down import write_down
-from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
 from verify_service import drafter_stream, drafters
 from verify_service.batch_runner import BatchFailed
 from verify_service.prompts import Prompts
@@ -94,93 +95,10 @@ def verified(answer: Answer) -> bool:
 # Drafters.
 
 
-class Liar(draft_pb2_grpc.DraftServicer):
-    """A drafter of the test's own: greets as it is told to, and answers orders by a function."""
-
-    def __init__(self, answer: Callable[[draft_pb2.Order], list[draft_pb2.Blocks]], incarnation: int = 77) -> None:
-        self.answer, self.incarnation, self.orders = answer, incarnation, 0
-        self.greets = True
-        self._server = grpc.aio.server()
-        draft_pb2_grpc.add_DraftServicer_to_server(self, self._server)
-        self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-
-    async def __aenter__(self) -> Liar:
-        await self._server.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._server.stop(0)
-
-    async def Rounds(self, request_iterator: Any, context: Any) -> AsyncIterator[draft_pb2.RoundsEvent]:
-        async for command in request_iterator:
-            match command.WhichOneof("command"):
-                case "hello" if self.greets:
-                    welcome = draft_pb2.RoundsWelcome(incarnation=self.incarnation, drafter_version="liar")
-                    yield draft_pb2.RoundsEvent(welcome=welcome)
-                case "open":
-                    opened = draft_pb2.ContextOpened(sequence=command.open.sequence, epoch=command.open.epoch)
-                    yield draft_pb2.RoundsEvent(opened=opened)
-                case "order":
-                    self.orders += 1
-                    for blocks in self.answer(command.order):
-                        yield draft_pb2.RoundsEvent(blocks=blocks)
-
-
-def sound(order: draft_pb2.Order, **changes: Any) -> draft_pb2.Blocks:
-    """One slot of token 1 for each sequence, as an honest drafter of sampled laws might say it."""
-    n = len(order.sequence)
-    fields: dict[str, Any] = {
-        "order": order.order,
-        "lengths": [1] * n,
-        "token_ids": [1] * n,
-        "confidence": [0.5] * n,
-        "q_entries": [2] * n,
-        "q_ids": np.array([1, 2] * n, "<u4").tobytes(),
-        "q_probs": np.array([0.5, 0.5] * n, "<f4").tobytes(),
-        "empty_reasons": [0] * n,
-        "watermarks": [length - 1 for length in order.committed_len],
-        "forward_ns": 1000,
-    }
-    return draft_pb2.Blocks(**{**fields, **changes})
-
-
-LIES: dict[str, Callable[[draft_pb2.Order], list[draft_pb2.Blocks]]] = {
-    "honest": lambda order: [sound(order)],
-    "another order": lambda order: [sound(order, order=order.order + 1)],
-    "twice": lambda order: [sound(order), sound(order)],
-    "too few rows": lambda order: [sound(order, lengths=[])],
-    "columns that do not fit": lambda order: [sound(order, token_ids=[1] * 100)],
-    "no watermarks": lambda order: [sound(order, watermarks=[])],
-    "watermarks ahead": lambda order: [sound(order, watermarks=[1 << 30] * len(order.sequence))],
-    "an id beyond the vocabulary": lambda order: [sound(order, token_ids=[VOCAB] * len(order.sequence))],
-    "a confidence that is none": lambda order: [sound(order, confidence=[float("nan")] * len(order.sequence))],
-    "more slots than were asked for": lambda order: [
-        sound(
-            order,
-            lengths=[9] * len(order.sequence),
-            token_ids=[1] * 9 * len(order.sequence),
-            confidence=[1.0] * 9 * len(order.sequence),
-            q_ids=np.array([1, 2] * 9 * len(order.sequence), "<u4").tobytes(),
-            q_probs=np.array([0.5, 0.5] * 9 * len(order.sequence), "<f4").tobytes(),
-        )
-    ],
-    "no distributions": lambda order: [sound(order, q_entries=[0] * len(order.sequence), q_ids=b"", q_probs=b"")],
-    "no distribution of what was drafted": lambda order: [sound(order, token_ids=[3] * len(order.sequence))],
-    "chances that miss one": lambda order: [
-        sound(order, q_probs=np.array([0.5, 0.1] * len(order.sequence), "<f4").tobytes())
-    ],
-    "chances that are none": lambda order: [
-        sound(order, q_probs=np.array([np.nan, 1.0] * len(order.sequence), "<f4").tobytes())
-    ],
-    "bytes that are missing": lambda order: [sound(order, q_ids=b"")],
-    "nothing at all": lambda order: [draft_pb2.Blocks()],
-}
-
-
 @pytest.mark.parametrize("lie", LIES)
 async def test_whatever_a_drafter_says_answers_are_the_targets(pair: str, lie: str) -> None:
-    async with verifier(pair) as v, Liar(LIES[lie]) as liar, conducting(v, PLAN) as conductor:
-        conductor.port.tell([DrafterAt(1, liar.endpoint, liar.incarnation)])
+    async with verifier(pair) as v, FakeDrafter(LIES[lie]) as liar, conducting(v, PLAN) as conductor:
+        conductor.port.tell([DrafterAt(1, liar.endpoint, INCARNATION)])
         asked = [
             conductor.ask([5 + place, 6], params, LONG, drafter=1)
             for place, params in enumerate((SAMPLED, SAMPLED, COUPLED))
@@ -201,10 +119,10 @@ async def test_a_drafter_that_never_greets_and_one_that_never_answers(
     pair: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drafters, "GREETING_S", 0.2)
-    async with verifier(pair) as v, Liar(lambda order: []) as mute, Liar(lambda order: []) as slow:
+    async with verifier(pair) as v, FakeDrafter(lambda order: []) as mute, FakeDrafter(lambda order: []) as slow:
         mute.greets = False
         async with conducting(v, PLAN) as conductor:
-            conductor.port.tell([DrafterAt(1, mute.endpoint, 77), DrafterAt(2, slow.endpoint, 77)])
+            conductor.port.tell([DrafterAt(1, mute.endpoint, INCARNATION), DrafterAt(2, slow.endpoint, INCARNATION)])
             asked = [conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1 + place) for place in range(2)]
             await so_far(v, conductor, asked, lambda: {event.drafter for event in conductor.health} == {1, 2})
             what = {event.drafter: event.what for event in conductor.health}

@@ -1,0 +1,120 @@
+"""A drafter of the tests' own: it greets as it is told to and answers orders by a function; with what it may lie."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Self
+
+import grpc
+import numpy as np
+
+from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
+
+INCARNATION = 77
+Said = draft_pb2.Blocks | draft_pb2.RoundsWelcome
+Reply = Callable[[draft_pb2.Order], list[Said] | None]  # None ends the stream, [] stays silent
+
+
+class FakeDrafter(draft_pb2_grpc.DraftServicer):
+    """A context that listens. projection: of the verifier that it says it drafts for."""
+
+    def __init__(self, reply: Reply, projection: str = "") -> None:
+        self.reply, self.projection, self.greets = reply, projection, True
+        self.streams = self.orders = self.opened = 0
+        self._server = grpc.aio.server()
+        draft_pb2_grpc.add_DraftServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+
+    async def __aenter__(self) -> Self:
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(0)
+
+    async def Describe(self, request: types_pb2.DescribeRequest, context: Any) -> draft_pb2.DrafterDescription:
+        return draft_pb2.DrafterDescription(
+            incarnation=INCARNATION,
+            model="fake",
+            fingerprint="fake",
+            projection=self.projection,
+            vocab_size=128,
+            hidden_size=64,
+            block_size=7,
+            context_length=512,
+        )
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[types_pb2.Draining]:
+        await asyncio.Event().wait()
+        yield types_pb2.Draining()
+
+    async def Rounds(self, request_iterator: Any, context: Any) -> AsyncIterator[draft_pb2.RoundsEvent]:
+        self.streams += 1
+        async for command in request_iterator:
+            match command.WhichOneof("command"):
+                case "hello" if self.greets:
+                    welcome = draft_pb2.RoundsWelcome(incarnation=INCARNATION, drafter_version="fake")
+                    yield draft_pb2.RoundsEvent(welcome=welcome)
+                case "open":
+                    self.opened += 1
+                    opened = draft_pb2.ContextOpened(sequence=command.open.sequence, epoch=command.open.epoch)
+                    yield draft_pb2.RoundsEvent(opened=opened)
+                case "order":
+                    self.orders += 1
+                    if (said := self.reply(command.order)) is None:
+                        return
+                    for each in said:
+                        is_blocks = isinstance(each, draft_pb2.Blocks)
+                        yield draft_pb2.RoundsEvent(**{"blocks" if is_blocks else "welcome": each})
+
+
+def sound(order: draft_pb2.Order, /, **changes: Any) -> draft_pb2.Blocks:
+    """One slot of token 1 for each sequence, as an honest drafter of sampled laws might say it."""
+    n = len(order.sequence)
+    fields: dict[str, Any] = {
+        "order": order.order,
+        "lengths": [1] * n,
+        "token_ids": [1] * n,
+        "confidence": [0.5] * n,
+        "q_entries": [2] * n,
+        "q_ids": np.array([1, 2] * n, "<u4").tobytes(),
+        "q_probs": np.array([0.5, 0.5] * n, "<f4").tobytes(),
+        "empty_reasons": [0] * n,
+        "watermarks": [length - 1 for length in order.committed_len],
+        "forward_ns": 1000,
+    }
+    return draft_pb2.Blocks(**{**fields, **changes})
+
+
+LIES: dict[str, Reply] = {
+    "honest": lambda order: [sound(order)],
+    "an order that nobody gave": lambda order: [sound(order, order=order.order + 1_000_000)],
+    "twice": lambda order: [sound(order), sound(order)],
+    "too few rows": lambda order: [sound(order, lengths=[])],
+    "columns that do not fit": lambda order: [sound(order, token_ids=[1] * 100)],
+    "no watermarks": lambda order: [sound(order, watermarks=[])],
+    "watermarks ahead": lambda order: [sound(order, watermarks=[1 << 30] * len(order.sequence))],
+    "an id beyond the vocabulary": lambda order: [sound(order, token_ids=[1 << 31] * len(order.sequence))],
+    "a confidence that is none": lambda order: [sound(order, confidence=[float("nan")] * len(order.sequence))],
+    "more slots than were asked for": lambda order: [
+        sound(
+            order,
+            lengths=[9] * len(order.sequence),
+            token_ids=[1] * 9 * len(order.sequence),
+            confidence=[1.0] * 9 * len(order.sequence),
+            q_ids=np.array([1, 2] * 9 * len(order.sequence), "<u4").tobytes(),
+            q_probs=np.array([0.5, 0.5] * 9 * len(order.sequence), "<f4").tobytes(),
+        )
+    ],
+    "no distributions": lambda order: [sound(order, q_entries=[0] * len(order.sequence), q_ids=b"", q_probs=b"")],
+    "no distribution of what was drafted": lambda order: [sound(order, token_ids=[3] * len(order.sequence))],
+    "chances that miss one": lambda order: [
+        sound(order, q_probs=np.array([0.5, 0.1] * len(order.sequence), "<f4").tobytes())
+    ],
+    "chances that are none": lambda order: [
+        sound(order, q_probs=np.array([np.nan, 1.0] * len(order.sequence), "<f4").tobytes())
+    ],
+    "bytes that are missing": lambda order: [sound(order, q_ids=b"")],
+    "nothing at all": lambda order: [draft_pb2.Blocks()],
+}
