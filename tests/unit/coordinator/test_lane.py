@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from fakes import answer_of, read
-from rounds_cell import RoundsCell, ToyPair, story, virtual
+from rounds_cell import RoundsCell, ToyPair, virtual
 
 from coordinator.answers.answer import End, Reason
 from coordinator.lanes.conduct import Conduct
@@ -20,7 +20,7 @@ from coordinator.queue.scheduler import QueueBounds
 from coordinator.requests.request import Request
 from dspark.errors import DsparkError, Overloaded, PeerError, RequestCancelled, Unavailable
 from dspark.rounds.control import Admission, DrafterAt, PassReport, Refused, Up, Use
-from dspark.rounds.events import Acknowledged, DrafterEvent, How, Release, Released, Why
+from dspark.rounds.events import Acknowledged, DrafterEvent, How, Release, Released, RoundReport, Why
 from dspark.rounds.plan import Plan, PlanKind
 from dspark.rounds.policy import parse_policy
 from dspark.types import Constraint, ConstraintKind, Draws, RefusalReason, SamplingParams
@@ -246,69 +246,80 @@ async def test_a_bug_in_a_turn_or_a_look_costs_a_lane_and_none_of_its_sequences(
     assert await read(state) == answer_of((5, 6), 90)
 
 
-def test_r9_an_epoch_is_written_before_the_verifier_hears_of_it_and_never_given_twice() -> None:
+@virtual
+async def test_r9_an_epoch_is_written_before_the_verifier_hears_of_it_and_never_given_twice() -> None:
     noted: list[int] = []
     written: list[int] = []
+    cell = RoundsCell(write=lambda: written.extend(noted))
+    tell_port = cell.port.port.tell
 
-    async def tell(cell: RoundsCell) -> None:
-        tell_port = cell.port.port.tell
+    def told(orders: Sequence[Any]) -> None:
+        for each in orders:
+            if isinstance(each, Admission):
+                assert each.admit.epoch in written
+        tell_port(orders)
 
-        def told(orders: Sequence[Any]) -> None:
-            for each in orders:
-                if isinstance(each, Admission):
-                    assert each.admit.epoch in written
-            tell_port(orders)
-
-        cell.port.port.tell = told  # type: ignore[method-assign]
-        state = cell.ask(max_tokens=60, note_epoch=noted.append)
-        await asyncio.sleep(0.00015)
-        cell.lose_verifier()  # nothing was committed under the first epoch
-        assert len(state.answer.log) == 2
-        cell.add_verifier()
-        await asyncio.sleep(0.1)
-        cell.lane.move_all()
-        cell.add_verifier()
-        await cell.finish(state)
-        assert await read(state) == answer_of((5, 6), 60)
-
-    story(tell, write=lambda: written.extend(noted))
+    cell.port.port.tell = told  # type: ignore[method-assign]
+    state = cell.ask(max_tokens=60, note_epoch=noted.append)
+    await asyncio.sleep(0.00015)
+    cell.lose_verifier()  # nothing was committed under the first epoch
+    assert len(state.answer.log) == 2
+    cell.add_verifier()
+    await asyncio.sleep(0.1)
+    cell.lane.move_all()
+    cell.add_verifier()
+    await cell.finish(state)
+    assert await read(state) == answer_of((5, 6), 60)
     assert noted == [0, 1, 2]
 
 
 @pytest.mark.parametrize("fault", ["gap", "repeat", "length", "number"])
-def test_r7_a_report_that_is_not_the_next_one_orphans_its_sequence(fault: str) -> None:
-    async def tell(cell: RoundsCell) -> None:
-        seen = 0
+@virtual
+async def test_r7_a_report_that_is_not_the_next_one_orphans_its_sequence(fault: str) -> None:
+    cell = RoundsCell()
+    seen = 0
 
-        def tamper(news: Sequence[Up]) -> list[Up]:
-            nonlocal seen
-            said: list[Up] = []
-            for each in news:
-                if isinstance(each, PassReport) and each.report.number:
-                    seen += 1
-                    if seen == 3:
-                        (row,) = each.report.rounds
-                        wrong = row._replace(committed_before=row.committed_before + 1)
-                        if fault == "number":
-                            wrong = row._replace(round=row.round + 1)
-                        if fault == "gap":
-                            continue
-                        if fault == "repeat":
-                            said.append(each)
-                        else:
-                            each = each._replace(report=each.report._replace(rounds=[wrong]))
-                said.append(each)
-            return said
+    def tamper(news: Sequence[Up]) -> list[Up]:
+        nonlocal seen
+        said: list[Up] = []
+        for each in news:
+            if isinstance(each, PassReport) and each.report.number:
+                seen += 1
+                if seen == 3:
+                    (row,) = each.report.rounds
+                    wrong = row._replace(committed_before=row.committed_before + 1)
+                    if fault == "number":
+                        wrong = row._replace(round=row.round + 1)
+                    if fault == "gap":
+                        continue
+                    if fault == "repeat":
+                        said.append(each)
+                    else:
+                        each = each._replace(report=each.report._replace(rounds=[wrong]))
+            said.append(each)
+        return said
 
-        cell.port.tampers = tamper
-        state = cell.ask(max_tokens=60)
-        await cell.finish(state)
-        assert await read(state) == answer_of((5, 6), 60), "neither repeated nor skipped"
-        assert (state.handovers, state.sequence.epoch) == (1, 1)
-        assert cell.metrics.value("dropped_total", kind="verdict", reason="out_of_order") == 1
-        assert cell.clean()
+    cell.port.tampers = tamper
+    state = cell.ask(max_tokens=60)
+    await cell.finish(state)
+    assert await read(state) == answer_of((5, 6), 60), "neither repeated nor skipped"
+    assert (state.handovers, state.sequence.epoch) == (1, 1)
+    assert cell.metrics.value("dropped_total", kind="verdict", reason="out_of_order") == 1
+    assert cell.clean()
 
-    story(tell)
+
+def with_rows(each: PassReport, rows: Sequence[RoundReport]) -> PassReport:
+    return each._replace(report=each.report._replace(rounds=rows))
+
+
+def in_reports(change: Callable[[PassReport], PassReport | None]) -> Callable[[Sequence[Up]], Sequence[Up]]:
+    """A verifier whose reports are not what they were; None: it forgets one."""
+
+    def tamper(news: Sequence[Up]) -> list[Up]:
+        changed = (change(each) if isinstance(each, PassReport) else each for each in news)
+        return [each for each in changed if each is not None]
+
+    return tamper
 
 
 LIES = {
@@ -323,32 +334,27 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_verifier_that_says_what_cannot_be_ends_that_request_and_no_other(lie: str) -> None:
-    async def tell(cell: RoundsCell) -> None:
-        victim, other = cell.ask(max_tokens=60), cell.ask((8, 9), max_tokens=40)
+@virtual
+async def test_a_verifier_that_says_what_cannot_be_ends_that_request_and_no_other(lie: str) -> None:
+    cell = RoundsCell(pair=ToyPair(wrong_every=1000))
+    victim, other = cell.ask(max_tokens=60), cell.ask((8, 9), max_tokens=40)
 
-        def tamper(news: Sequence[Up]) -> list[Up]:
-            said: list[Up] = []
-            for each in news:
-                if isinstance(each, PassReport) and each.report.number > 2:
-                    rows = [
-                        LIES[lie](row) if row.sequence == victim.sequence.number and row.verified else row
-                        for row in each.report.rounds
-                    ]
-                    each = each._replace(report=each.report._replace(rounds=rows))
-                said.append(each)
-            return said
+    def tamper(each: PassReport) -> PassReport:
+        if each.report.number <= 2:
+            return each
+        mine = victim.sequence.number
+        return with_rows(
+            each, [LIES[lie](row) if row.sequence == mine and row.verified else row for row in each.report.rounds]
+        )
 
-        cell.port.tampers = tamper
-        await cell.finish(victim, other)
-        assert await read(other) == answer_of((8, 9), 40)
-        with pytest.raises(PeerError, match="the verifier sent"):
-            await read(victim)
-        shown = list(victim.answer.log.answer())
-        assert cell.clean()
-        assert all(0 <= token < 97 for token in shown)
-
-    story(tell, pair=ToyPair(wrong_every=1000))
+    cell.port.tampers = in_reports(tamper)
+    await cell.finish(victim, other)
+    assert await read(other) == answer_of((8, 9), 40)
+    with pytest.raises(PeerError, match="the verifier sent"):
+        await read(victim)
+    shown = list(victim.answer.log.answer())
+    assert cell.clean()
+    assert all(0 <= token < 97 for token in shown)
 
 
 @virtual
@@ -360,23 +366,18 @@ async def test_a_token_without_its_log_probability_ends_the_request() -> None:
         await read(state)
 
 
-def test_reasons_of_a_hostile_verifier_name_no_new_time_series() -> None:
-    async def tell(cell: RoundsCell) -> None:
-        def tamper(news: Sequence[Up]) -> list[Up]:
-            said: list[Up] = []
-            for each in news:
-                if isinstance(each, PassReport) and each.report.number:
-                    rows = [row._replace(why_empty=f"x{each.report.number}") for row in each.report.rounds]
-                    each = each._replace(report=each.report._replace(rounds=rows))
-                said.append(each)
-            return said
+@virtual
+async def test_reasons_of_a_hostile_verifier_name_no_new_time_series() -> None:
+    cell = RoundsCell(drafters=0)
 
-        cell.port.tampers = tamper
-        state = cell.ask(max_tokens=20, policy="fixed:1")
-        await cell.finish(state)
-        assert cell.metrics.value("empty_blocks_total", reason="unspecified") > 5
+    def tamper(each: PassReport) -> PassReport:
+        number = each.report.number
+        return with_rows(each, [row._replace(why_empty=f"x{number}" * bool(number)) for row in each.report.rounds])
 
-    story(tell, drafters=0)
+    cell.port.tampers = in_reports(tamper)
+    state = cell.ask(max_tokens=20, policy="fixed:1")
+    await cell.finish(state)
+    assert cell.metrics.value("empty_blocks_total", reason="unspecified") > 5
 
 
 # Workers come and go.
@@ -493,70 +494,59 @@ async def test_a_drafter_of_no_use_is_left_out_and_one_whose_drafts_a_form_refus
     assert (found or 0) == alarms
 
 
-def test_a_drafter_that_is_well_again_is_soon_found_to_be_in_a_large_lane_too() -> None:
+@virtual
+async def test_a_drafter_that_is_well_again_is_soon_found_to_be_in_a_large_lane_too() -> None:
     """To draft for one of so many does not pay; a trial is no question of that."""
+    cell = RoundsCell(sink=1 << 20, pair=ToyPair(wrong_every=1), draft_ms=12)
+    for seed in range(24):
+        cell.ask((seed, 3), max_tokens=4000)
+    lane = cell.lane.facts.name
 
-    async def tell(cell: RoundsCell) -> None:
-        for seed in range(24):
-            cell.ask((seed, 3), max_tokens=4000)
-        lane = cell.lane.facts.name
+    def left_out() -> bool:
+        return cell.metrics.value("drafters_left_out", lane=lane) == 1
 
-        def left_out() -> bool:
-            return cell.metrics.value("drafters_left_out", lane=lane) == 1
-
-        await cell.until(left_out)
-        cell.pair.wrong_every = 3
-        await cell.until(lambda: not left_out(), within_s=PAUSE_S + 3.0, each_s=0.05)
-        cell.admission.cut_all()
-
-    story(tell, sink=1 << 20, pair=ToyPair(wrong_every=1), draft_ms=12)
+    await cell.until(left_out)
+    cell.pair.wrong_every = 3
+    await cell.until(lambda: not left_out(), within_s=PAUSE_S + 3.0, each_s=0.05)
+    cell.admission.cut_all()
 
 
-def test_who_must_draft_is_on_no_trial_for_an_alarm_that_it_does_not_heed() -> None:
+@virtual
+async def test_who_must_draft_is_on_no_trial_for_an_alarm_that_it_does_not_heed() -> None:
     """Nor does it draft whole blocks of what is no use: its lane goes on planning for it."""
-
-    async def tell(cell: RoundsCell) -> None:
-        states = [cell.ask((seed, 3), max_tokens=4000) for seed in range(8)]
-        await cell.until(lambda: cell.metrics.value("drafters_left_out", lane=cell.lane.facts.name) == 1)
-        before = sum(state.stats.rounds for state in states)
-        await cell.until(lambda: sum(state.stats.rounds for state in states) > before + 80)
-        plan = cell.lane._plans.in_force
-        assert {plan.terms_of(state.sequence.number).kind for state in states} == {PlanKind.PRICE}
-        cell.admission.cut_all()
-
-    story(tell, sink=1 << 20, pair=ToyPair(wrong_every=1), waits=Conduct(bypass=False))
+    cell = RoundsCell(sink=1 << 20, pair=ToyPair(wrong_every=1), waits=Conduct(bypass=False))
+    states = [cell.ask((seed, 3), max_tokens=4000) for seed in range(8)]
+    await cell.until(lambda: cell.metrics.value("drafters_left_out", lane=cell.lane.facts.name) == 1)
+    before = sum(state.stats.rounds for state in states)
+    await cell.until(lambda: sum(state.stats.rounds for state in states) > before + 80)
+    plan = cell.lane._plans.in_force
+    assert {plan.terms_of(state.sequence.number).kind for state in states} == {PlanKind.PRICE}
+    cell.admission.cut_all()
 
 
-def test_a_distrusted_drafter_drafts_no_more_under_the_ratio_rules() -> None:
-    async def tell(cell: RoundsCell) -> None:
-        exact, ratio = (
-            cell.ask(max_tokens=150),
-            cell.ask((7, 3), max_tokens=150, params=SamplingParams(temperature=1.0)),
-        )
-        await asyncio.sleep(0.05)
-        assert ratio.drafter is not None
-        places = (1 << 20, *[0] * 63)
-        liar = Draws(cell.drafters[0].facts.fingerprint, slots=1 << 20, places=places)
-        tamper_once = [True]
+@virtual
+async def test_a_distrusted_drafter_drafts_no_more_under_the_ratio_rules() -> None:
+    cell = RoundsCell()
+    exact, ratio = (
+        cell.ask(max_tokens=150),
+        cell.ask((7, 3), max_tokens=150, params=SamplingParams(temperature=1.0)),
+    )
+    await asyncio.sleep(0.05)
+    assert ratio.drafter is not None
+    places = (1 << 20, *[0] * 63)
+    liar = Draws(cell.drafters[0].facts.fingerprint, slots=1 << 20, places=places)
+    tamper_once = [True]
 
-        def tamper(news: Sequence[Up]) -> list[Up]:
-            said: list[Up] = []
-            for each in news:
-                if isinstance(each, PassReport) and each.report.number and tamper_once:
-                    tamper_once.clear()
-                    each = each._replace(draws=(liar,))
-                said.append(each)
-            return said
+    def tamper(each: PassReport) -> PassReport:
+        return each._replace(draws=(liar,)) if each.report.number and tamper_once and tamper_once.pop() else each
 
-        cell.port.tampers = tamper
-        await asyncio.sleep(0.05)
-        assert cell.metrics.value("monitor_alarms_total", drafter=liar.drafter_version[:16], statistic="places") == 1
-        assert ratio.drafter is None
-        assert exact.drafter is not None
-        await cell.finish(exact, ratio)
-        assert cell.metrics.value("empty_blocks_total", reason="distrusted") > 0
-
-    story(tell)
+    cell.port.tampers = in_reports(tamper)
+    await asyncio.sleep(0.05)
+    assert cell.metrics.value("monitor_alarms_total", drafter=liar.drafter_version[:16], statistic="places") == 1
+    assert ratio.drafter is None
+    assert exact.drafter is not None
+    await cell.finish(exact, ratio)
+    assert cell.metrics.value("empty_blocks_total", reason="distrusted") > 0
 
 
 @pytest.mark.parametrize("at_s", [0.001, 0.011, 0.02, 0.05, 0.1])
@@ -673,18 +663,11 @@ async def test_a_verifier_that_never_settles_a_sequence_loses_it() -> None:
 def silent_about(number: int) -> Callable[[Sequence[Up]], Sequence[Up]]:
     """As a verifier that forgot a sequence, and says nothing of it any more."""
 
-    def tamper(news: Sequence[Up]) -> list[Up]:
-        said: list[Up] = []
-        for each in news:
-            if isinstance(each, PassReport):
-                rows = [row for row in each.report.rounds if row.sequence != number]
-                if not rows:
-                    continue
-                each = each._replace(report=each.report._replace(rounds=rows), labels=None)
-            said.append(each)
-        return said
+    def tamper(each: PassReport) -> PassReport | None:
+        rows = [row for row in each.report.rounds if row.sequence != number]
+        return with_rows(each, rows)._replace(labels=None) if rows else None
 
-    return tamper
+    return in_reports(tamper)
 
 
 @virtual
@@ -759,26 +742,25 @@ async def test_a_prompt_that_others_overtook_is_run_again() -> None:
     assert await read(lost) == answer_of((5, 6), 4)
 
 
-def test_a_prompt_is_waited_for_while_prompts_get_on() -> None:
-    async def tell(cell: RoundsCell) -> None:
-        busy = cell.ask((8, 9), max_tokens=9000, policy="off")
-        await cell.until(lambda: len(busy.answer.log) > 20)
-        slow = cell.ask(max_tokens=4)
-        silent, riding = silent_about(slow.sequence.number), itertools.count()
+@virtual
+async def test_a_prompt_is_waited_for_while_prompts_get_on() -> None:
+    cell = RoundsCell(waits=Conduct(prefill_s=10.0))
+    busy = cell.ask((8, 9), max_tokens=9000, policy="off")
+    await cell.until(lambda: len(busy.answer.log) > 20)
+    slow = cell.ask(max_tokens=4)
+    silent, riding = silent_about(slow.sequence.number), itertools.count()
 
-        def got_on(news: Sequence[Up]) -> list[Up]:
-            """Another coordinator's prompts get on now and then."""
-            return [
-                each._replace(prefill_tokens=8) if isinstance(each, PassReport) and not next(riding) % 50 else each
-                for each in silent(news)
-            ]
+    def got_on(news: Sequence[Up]) -> list[Up]:
+        """Another coordinator's prompts get on now and then."""
+        return [
+            each._replace(prefill_tokens=8) if isinstance(each, PassReport) and not next(riding) % 50 else each
+            for each in silent(news)
+        ]
 
-        cell.port.tampers = got_on
-        await asyncio.sleep(25.0)
-        assert (slow.sequence.epoch, slow.handovers) == (0, 0)
-        assert not any(isinstance(each, Release) for each in cell.port.told)
-
-    story(tell, waits=Conduct(prefill_s=10.0))
+    cell.port.tampers = got_on
+    await asyncio.sleep(25.0)
+    assert (slow.sequence.epoch, slow.handovers) == (0, 0)
+    assert not any(isinstance(each, Release) for each in cell.port.told)
 
 
 @virtual
@@ -988,24 +970,24 @@ async def test_a_prompt_that_finds_no_page_waits_in_front_and_comes_again_under_
     assert cell.clean()
 
 
-def test_who_is_turned_away_before_anybody_looked_at_the_prompt_waits_in_front() -> None:
-    async def tell(cell: RoundsCell) -> None:
-        def tamper(news: Sequence[Up]) -> list[Up]:
-            cell.port.tampers = lambda news: news
-            (each,) = news
-            assert isinstance(each, PassReport)
-            (row,) = each.report.rounds
-            cell.port.port.tell([Release(row.sequence, row.epoch, How.DROP)])
-            said = Refused(row.sequence, row.epoch, RefusalReason.NO_PAGES, "the verifier is draining")
-            return [said, Released(row.sequence, row.epoch, 0, 0, Why.NO_PAGES)]
+@virtual
+async def test_who_is_turned_away_before_anybody_looked_at_the_prompt_waits_in_front() -> None:
+    cell = RoundsCell()
 
-        cell.port.tampers = tamper
-        state = cell.ask()
-        await cell.finish(state)
-        assert (state.sequence.turned_away, state.handovers) == (1, 0)
-        assert await read(state) == answer_of((5, 6), 8)
+    def tamper(news: Sequence[Up]) -> list[Up]:
+        cell.port.tampers = lambda news: news
+        (each,) = news
+        assert isinstance(each, PassReport)
+        (row,) = each.report.rounds
+        cell.port.port.tell([Release(row.sequence, row.epoch, How.DROP)])
+        said = Refused(row.sequence, row.epoch, RefusalReason.NO_PAGES, "the verifier is draining")
+        return [said, Released(row.sequence, row.epoch, 0, 0, Why.NO_PAGES)]
 
-    story(tell)
+    cell.port.tampers = tamper
+    state = cell.ask()
+    await cell.finish(state)
+    assert (state.sequence.turned_away, state.handovers) == (1, 0)
+    assert await read(state) == answer_of((5, 6), 8)
 
 
 @virtual
@@ -1048,25 +1030,27 @@ async def test_an_answer_that_has_begun_waits_for_a_verifier_that_has_no_time_fo
         (RefusalReason.UNKNOWN_SEQUENCE, Unavailable, "begun 3 times, and refused again: not these"),
     ],
 )
-def test_who_is_refused_hears_why(why: RefusalReason, error: type[DsparkError], words: str, looked_at: bool) -> None:
-    async def tell(cell: RoundsCell) -> None:
-        def tamper(news: Sequence[Up]) -> list[Up]:
-            said: list[Up] = []
-            for each in news:
-                if isinstance(each, PassReport):
-                    (row,) = each.report.rounds
-                    cell.port.port.tell([Release(row.sequence, row.epoch, How.DROP)])
-                    said.append(Refused(row.sequence, row.epoch, why, "not these"))
-                    said.append(Released(row.sequence, row.epoch, 0, looked_at * row.committed_before, Why.NO_PAGES))
-            return said
+@virtual
+async def test_who_is_refused_hears_why(
+    why: RefusalReason, error: type[DsparkError], words: str, looked_at: bool
+) -> None:
+    cell = RoundsCell(bounds=QueueBounds(max_handovers=2))
 
-        cell.port.tampers = tamper
-        state = cell.ask()
-        await cell.finish(state)
-        with pytest.raises(error, match=words):
-            await read(state)
+    def tamper(news: Sequence[Up]) -> list[Up]:
+        said: list[Up] = []
+        for each in news:
+            if isinstance(each, PassReport):
+                (row,) = each.report.rounds
+                cell.port.port.tell([Release(row.sequence, row.epoch, How.DROP)])
+                said.append(Refused(row.sequence, row.epoch, why, "not these"))
+                said.append(Released(row.sequence, row.epoch, 0, looked_at * row.committed_before, Why.NO_PAGES))
+        return said
 
-    story(tell, bounds=QueueBounds(max_handovers=2))
+    cell.port.tampers = tamper
+    state = cell.ask()
+    await cell.finish(state)
+    with pytest.raises(error, match=words):
+        await read(state)
 
 
 # Plans.
