@@ -14,7 +14,7 @@ import structlog
 
 from coordinator.answers.answer import CommittedTokens, FirstCommit, Round
 from coordinator.answers.output_queue import Overfull
-from coordinator.lanes.owner import Owner
+from coordinator.lanes.members import Owner
 from coordinator.lanes.request_state import LifeEvent, RequestState
 from coordinator.lanes.round_learning import RoundCounts
 from dspark.errors import Overloaded, PeerError

@@ -23,8 +23,7 @@ from coordinator.lanes.conduct import LaneContext, Reported
 from coordinator.lanes.drafter_assignment import DrafterAssignment
 from coordinator.lanes.facts import DrafterPort, VerifierFacts
 from coordinator.lanes.lane_drafters import LaneDrafters
-from coordinator.lanes.members import Members, Silence
-from coordinator.lanes.owner import Owner, hand_back
+from coordinator.lanes.members import Members, Owner, Silence, hand_back
 from coordinator.lanes.request_state import LifeEvent, Placed, RequestState
 from coordinator.lanes.round_learning import RoundLearning
 from coordinator.planning.lane_plans import Applied, LanePlans

@@ -10,14 +10,34 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator
+from typing import Protocol
 
 from coordinator.lanes.conduct import Conduct
 from coordinator.lanes.facts import VerifierFacts
-from coordinator.lanes.request_state import Placed, RequestState
+from coordinator.lanes.request_state import LifeEvent, Placed, RequestState
 from dspark.rounds.control import PassReport
 
 GROWTH = 64  # tokens that each running sequence may add before a new one counts; spares most preemptions
 LOOKS = 4  # in the shortest time somebody may be silent
+
+
+class Owner(Protocol):
+    """Whoever placed sequences in a lane and hears what becomes of them: admission, or who runs a worker's first
+    requests."""
+
+    def ended(self, state: RequestState, error: Exception | None) -> None:
+        """It is over: complete (`state.end` says how) or by an error."""
+
+    def left(self, state: RequestState, event: LifeEvent) -> None:
+        """It left the lane unfinished, and the event says why."""
+
+
+def hand_back(owner: Owner, state: RequestState, event: LifeEvent) -> None:
+    """It leaves a lane unfinished."""
+    if not state.sequence.finished:
+        state.sequence.apply(event)
+        state.moved = state.moved or event is LifeEvent.MOVED
+        owner.left(state, event)
 
 
 class Members:

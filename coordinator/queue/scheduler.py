@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import structlog
 
@@ -197,53 +198,27 @@ class Scheduler:
             self.ended(siblings[0], error)  # which ends the next one
         self._place()
 
-    def turned_away(self, state: RequestState) -> None:
-        """Waits in front until pages free; a page pool is not asked again for nothing."""
-        lane = self._homes.pop(state)
-        self._full.add(lane)
-        self._clock.call_later(PAGES_RETRY_S, self._retry, lane)
+    def left(self, state: RequestState, event: LifeEvent) -> None:
+        """It left its lane unfinished, and waits in the order of arrival for one with room for all that it has said."""
+        lane = self._homes.pop(state, None)
         self._line.add(state)
+        if event is LifeEvent.TURNED_AWAY and lane is not None:  # a page pool is not asked again for nothing
+            self._full.add(lane)
+            self._clock.call_later(PAGES_RETRY_S, self._retry, lane)
+        elif event is LifeEvent.PREEMPTED:
+            self._metrics.num_preemptions.inc()
+            log.info("sequence.preempted", **_place_of(state))
+        elif event is LifeEvent.MOVED:  # planned, so it does not count as a loss
+            self._metrics.handovers.labels(reason="drained").inc()
+        elif event is LifeEvent.ORPHANED:  # its verifier is gone or lost it: a bounded number of times
+            state.handovers += 1
+            self._metrics.handovers.labels(reason="lost").inc()
+            log.warning("sequence.orphaned", **_place_of(state))
+            refused, state.refused = state.refused, None
+            if state.handovers > self._bounds.max_handovers:
+                self.ended(state, _given_up(state, refused))
+                return
         self._soon()
-
-    def preempted(self, state: RequestState) -> None:
-        """Waits in the order of arrival, before everybody younger, until there is room for all it has said."""
-        self._homes.pop(state, None)
-        self._line.add(state)
-        self._metrics.num_preemptions.inc()
-        log.info(
-            "sequence.preempted",
-            request=state.request.id,
-            sequence=state.sequence.number,
-            epoch=state.sequence.epoch,
-            offset=state.answer.log.answered,
-        )
-        self._soon()
-
-    def moved(self, state: RequestState) -> None:
-        """Its verifier will leave. Planned, so it does not count as a loss."""
-        self._homes.pop(state, None)
-        self._line.add(state)
-        self._metrics.handovers.labels(reason="drained").inc()
-        self._soon()
-
-    def orphaned(self, state: RequestState) -> None:
-        """Its verifier is gone or lost it: prompt and committed tokens go to another one, a bounded number of times."""
-        self._homes.pop(state, None)
-        self._line.add(state)
-        state.handovers += 1
-        self._metrics.handovers.labels(reason="lost").inc()
-        log.warning(
-            "sequence.orphaned",
-            request=state.request.id,
-            sequence=state.sequence.number,
-            epoch=state.sequence.epoch,
-            offset=state.answer.log.answered,
-        )
-        refused, state.refused = state.refused, None
-        if state.handovers > self._bounds.max_handovers:
-            self.ended(state, _given_up(state, refused))
-        else:
-            self._soon()
 
     # Lanes.
 
@@ -352,6 +327,17 @@ class Scheduler:
     def _refuse(self, reason: str, error: DsparkError) -> DsparkError:
         self._metrics.admission_rejections.labels(reason=reason).inc()
         return error
+
+
+def _place_of(state: RequestState) -> dict[str, Any]:
+    """For logs."""
+    at = state.sequence
+    return {
+        "request": state.request.id,
+        "sequence": at.number,
+        "epoch": at.epoch,
+        "offset": state.answer.log.answered,
+    }
 
 
 def _given_up(state: RequestState, refused: Refusal | None) -> DsparkError:

@@ -85,6 +85,13 @@ async def _lane(verifier: VerifierClient, owner: _Owner, waits: Conduct, clock: 
         await stream.ended()
 
 
+_WHY_LEFT = {
+    LifeEvent.TURNED_AWAY: "there is no page for it",
+    LifeEvent.PREEMPTED: "it found no page",
+    LifeEvent.MOVED: "the verifier leaves",
+}
+
+
 class _Owner:
     """Of the lane: whatever becomes of a request but a good end is a failure."""
 
@@ -110,18 +117,10 @@ class _Owner:
         self._lane.forget(state)
         self._settle(state, None if error is None else str(error))
 
-    def turned_away(self, state: RequestState) -> None:
-        self._settle(state, "there is no page for it")
-
-    def preempted(self, state: RequestState) -> None:
-        self._settle(state, "it found no page")
-
-    def moved(self, state: RequestState) -> None:
-        self._settle(state, "the verifier leaves")
-
-    def orphaned(self, state: RequestState) -> None:
+    def left(self, state: RequestState, event: LifeEvent) -> None:
         refused = state.refused
-        self._settle(state, (refused.message or refused.reason.name.lower()) if refused else self.why_lost)
+        lost = (refused.message or refused.reason.name.lower()) if refused else self.why_lost
+        self._settle(state, _WHY_LEFT.get(event, lost))
 
     def _settle(self, state: RequestState, why: str | None) -> None:
         future = self._left[state]
