@@ -18,7 +18,6 @@ import os
 import re
 import socket
 import ssl
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +28,7 @@ from dspark.errors import ConfigError, Denied, Forbidden
 from dspark.runtime.identity import LEAST_TOKEN, read_token
 from dspark.runtime.listen_config import ListenConfig, PublicConfig
 from dspark.runtime.roles import METRICS, Role, Roles
-from dspark.runtime.tls import Tls
+from dspark.runtime.tls import OfFiles, Tls
 
 PUBLIC_STREAMS = 100
 SCHEME = "dspark://"  # in a certificate's alternative names: dspark://ROLE/NAME
@@ -303,36 +302,17 @@ class ClientTokens:
     """The tokens of one file. A file that becomes unreadable leaves the tokens that were known in force."""
 
     def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
-        self._known = self._digests()
-        self._stamp, self._looked = self._stamped(), time.monotonic()
+        def digests() -> list[tuple[str, bytes]]:
+            return [(tenant, _digest(token)) for tenant, token in read_client_tokens(path)]
+
+        self._known = OfFiles([str(path)], digests, look_s=LOOK_S)
 
     def tenant(self, given: str) -> str | None:
         """Whose token this is; None: nobody's."""
-        self._look()
         digest = _digest(given)
         # All are compared: the time taken says nothing about which one was close.
-        matches = [tenant for tenant, known in self._known if hmac.compare_digest(digest, known)]
+        matches = [tenant for tenant, known in self._known.now() if hmac.compare_digest(digest, known)]
         return matches[0] if matches else None
-
-    def _look(self) -> None:
-        now = time.monotonic()
-        if now - self._looked < LOOK_S:
-            return
-        self._looked = now
-        try:
-            stamp = self._stamped()
-            if stamp != self._stamp:
-                self._known, self._stamp = self._digests(), stamp
-        except (OSError, ConfigError):
-            return
-
-    def _stamped(self) -> tuple[int, int]:
-        stat = self._path.stat()
-        return stat.st_mtime_ns, stat.st_ino
-
-    def _digests(self) -> tuple[tuple[str, bytes], ...]:
-        return tuple((tenant, _digest(token)) for tenant, token in read_client_tokens(self._path))
 
 
 def _digest(text: str) -> bytes:

@@ -6,15 +6,19 @@ that do not belong together are ignored until they do. A client reads them when 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import ssl
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import grpc
 
 from dspark.errors import ConfigError
+
+T = TypeVar("T")
 
 log = logging.getLogger("dspark.tls")  # clients import this file and have no other logging
 
@@ -48,16 +52,33 @@ class Tls:
 
     def server_credentials(self, *, ask_peers: bool) -> grpc.ServerCredentials:
         """For a listener. `ask_peers`: whether callers must show a certificate of `ca`."""
-        watched = _Watched(self, ask_peers)
-        return grpc.dynamic_ssl_server_credentials(
-            watched.configuration(), watched.changed, require_client_authentication=ask_peers
-        )
+
+        def configuration() -> grpc.ServerCertificateConfiguration:
+            self.check(server=True)
+            assert self.cert is not None
+            assert self.key is not None
+            pair = (_read("tls_key", self.key), _read("tls_cert", self.cert))
+            believed = _read("tls_ca", self.ca) if ask_peers and self.ca else None
+            return grpc.ssl_server_certificate_configuration([pair], root_certificates=believed)
+
+        def changed() -> grpc.ServerCertificateConfiguration | None:
+            """None: they are the same. Runs on a thread of gRPC's."""
+            last = kept.value
+            return None if (fresh := kept.now()) is last else fresh
+
+        kept = OfFiles(self.paths, configuration)
+        return grpc.dynamic_ssl_server_credentials(kept.value, changed, require_client_authentication=ask_peers)
 
     def server_context(self, *, ask_peers: bool) -> ssl.SSLContext:
         """The same for listeners that are not gRPC's."""
-        context = self._context(ask_peers)
-        context.sni_callback = _Renewing(self, ask_peers)
-        return context
+        kept = OfFiles(self.paths, lambda: self._context(ask_peers))
+
+        def greeted(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+            """At every handshake, whether or not a name was given."""
+            connection.context = kept.now()
+
+        kept.value.sni_callback = greeted
+        return kept.value
 
     def _context(self, ask_peers: bool) -> ssl.SSLContext:
         """With the files as they are now."""
@@ -70,10 +91,9 @@ class Tls:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    def stamps(self) -> tuple[tuple[int, int], ...]:
-        """Changes when a file does: (time of change in ns, inode) each."""
-        found = [Path(path).stat() for path in (self.cert, self.key, self.ca) if path]
-        return tuple((one.st_mtime_ns, one.st_ino) for one in found)
+    @property
+    def paths(self) -> list[str]:
+        return [path for path in (self.cert, self.key, self.ca) if path]
 
     def check(self, *, server: bool = False) -> None:
         """Refuses files that cannot be read or do not fit each other, by key."""
@@ -99,51 +119,30 @@ class Tls:
                 ) from error
 
 
-class _Renewing:
-    """For `ssl.SSLContext.sni_callback`, which is asked at every handshake, whether or not a name was given."""
+class OfFiles(Generic[T]):
+    """What is made of files, and made again when one of them has changed; where that fails the last one stays."""
 
-    def __init__(self, tls: Tls, ask_peers: bool) -> None:
-        self._tls, self._ask_peers, self._stamps = tls, ask_peers, tls.stamps()
-        self._newest: ssl.SSLContext | None = None
+    def __init__(self, paths: Sequence[str], make: Callable[[], T], *, look_s: float = 0.0) -> None:
+        """look_s: between two looks."""
+        self._paths, self._make, self._look_s = paths, make, look_s
+        self._stamps, self._looked = self._stamped(), time.monotonic()
+        self.value = make()
 
-    def __call__(self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
-        with contextlib.suppress(OSError, ConfigError, ssl.SSLError):  # files that do not fit each other: old ones stay
-            if (stamps := self._tls.stamps()) != self._stamps:
-                self._newest, self._stamps = self._tls._context(self._ask_peers), stamps
-        if self._newest is not None:
-            connection.context = self._newest
+    def now(self) -> T:
+        """By the files as they are. Threads may ask."""
+        if (at := time.monotonic()) - self._looked >= self._look_s:
+            self._looked = at
+            try:
+                if (stamps := self._stamped()) != self._stamps:
+                    self.value, self._stamps = self._make(), stamps
+                    log.info("files.taken: %s", ", ".join(self._paths))
+            except (OSError, ConfigError) as error:
+                log.warning("files.not_taken: %s", error)
+        return self.value
 
-
-class _Watched:
-    """A server's files, looked at again at every handshake."""
-
-    def __init__(self, tls: Tls, ask_peers: bool) -> None:
-        self._tls, self._ask_peers = tls, ask_peers
-        tls.check(server=True)
-        self._seen = tls.stamps()
-
-    def configuration(self) -> grpc.ServerCertificateConfiguration:
-        tls = self._tls
-        assert tls.cert is not None
-        assert tls.key is not None
-        pair = (_read("tls_key", tls.key), _read("tls_cert", tls.cert))
-        believed = _read("tls_ca", tls.ca) if self._ask_peers and tls.ca else None
-        return grpc.ssl_server_certificate_configuration([pair], root_certificates=believed)
-
-    def changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """The new files, or None to go on with the old ones. Runs on a thread of gRPC's."""
-        try:
-            stamps = self._tls.stamps()
-            if stamps == self._seen:
-                return None
-            self._tls.check(server=True)
-            fresh = self.configuration()
-        except (OSError, ConfigError) as error:
-            log.warning("tls.files_not_taken: %s", error)
-            return None
-        self._seen = stamps
-        log.info("tls.files_taken")
-        return fresh
+    def _stamped(self) -> list[tuple[int, int]]:
+        found = [Path(path).stat() for path in self._paths if Path(path).exists()]  # what is made of them says it
+        return [(one.st_mtime_ns, one.st_ino) for one in found]
 
 
 def _read(key: str, path: str) -> bytes:
