@@ -331,8 +331,8 @@ PAGES = [
     harmless(
         "a prefix with a gap is found",
         "verify_service/prefix_cache.py",
-        "                break\n            found.append",
-        "                continue\n            found.append",
+        "                return\n            yield name, kept.page",
+        "                continue\n            yield name, kept.page",
         "there are none: who holds a page holds all before it, ends give way first, and rows come for a whole chain",
     ),
 ]

@@ -34,3 +34,10 @@ def test_bugs_are_caught() -> None:
 @pytest.mark.timeout(1800)
 def test_conformance_finds_every_broken_build_of_what_is_served() -> None:
     assert _tried("--list=conformance")["bugs"] >= 6
+
+
+def test_every_bug_finds_its_line() -> None:
+    from tests.mutation.runner import MUTANTS, changed
+
+    for mutant in MUTANTS:
+        changed(mutant)
