@@ -14,26 +14,33 @@ from dspark.errors import ConfigError, DsparkError, Unavailable
 
 Say = Callable[[str], None]
 
-
 POLL_S = 0.25
-
-
 REMIND_EVERY_S = 10.0
-
-
+GIVE_UP_AFTER_FAILURES = 3  # of one replica, none of them fatal
+TIMEOUT_S = 600.0
 WORKERS = (f"{ProcessRole.VERIFY}/", f"{ProcessRole.DRAFT}/")
 
 
-GIVE_UP_AFTER_FAILURES = 3  # of one replica, none of them fatal
-TIMEOUT_S = 600.0
+def _until_nothing(pending: Callable[[], str], late: str, deadline: float, say: Say) -> None:
+    """Until nothing is pending any more. `late`: what it is called when that takes too long."""
+    reminded = time.monotonic()
+    while found := pending():
+        now = time.monotonic()
+        if now > deadline:
+            raise Unavailable(f"{late}: {found}")
+        if now - reminded > REMIND_EVERY_S:
+            reminded = now
+            say(f"still waiting: {found}")
+        time.sleep(POLL_S)
 
 
 def await_replicas(report: Callable[[], list[dict[str, Any]]], deadline: float, say: Say) -> list[dict[str, Any]]:
     """Waits until every replica serves; says every change, and now and then what is still pending."""
     shown: dict[str, str] = {}
-    reminded = time.monotonic()
-    while True:
-        rows = report()
+    rows: list[dict[str, Any]] = []
+
+    def pending() -> str:
+        rows[:] = report()
         for row in rows:
             failing = row["fatal"] or row["failures"] >= GIVE_UP_AFTER_FAILURES
             if failing and row["phase"] != "serving":  # what serves again is forgiven what it was
@@ -46,50 +53,39 @@ def await_replicas(report: Callable[[], list[dict[str, Any]]], deadline: float, 
                 shown[row["name"]] = line
                 if row["phase"] != "down" or row["reason"]:
                     say(line)
-        pending = [row["name"] for row in rows if row["phase"] != "serving"]
         leaving = rows[0]["leaving"] if rows else []
-        if not pending and not leaving:
-            return rows
-        if time.monotonic() > deadline:
-            reasons = "; ".join([*(shown[name] for name in pending), *(f"{name} has not left" for name in leaving)])
-            raise Unavailable(f"not serving in time: {reasons}")
-        if time.monotonic() - reminded > REMIND_EVERY_S:
-            reminded = time.monotonic()
-            say(f"still waiting for {', '.join([*pending, *(f'{name} to leave' for name in leaving)])}")
-        time.sleep(POLL_S)
+        missing = [shown[row["name"]] for row in rows if row["phase"] != "serving"]
+        return "; ".join([*missing, *(f"{name} has not left" for name in leaving)])
+
+    _until_nothing(pending, "not serving in time", deadline, say)
+    return rows
 
 
 def await_lanes(cell: Cell, verifiers: int, drafters: int, deadline: float, say: Say) -> None:
     """Waits until the coordinator is connected to exactly these workers and has a lane for every verifier."""
-    reminded = time.monotonic()
+
+    def pending() -> str:
+        try:
+            reply = client.status()
+        except DsparkError as error:
+            return str(error)
+        states = {process.name: process.state for process in reply.processes}
+        connected = sum(state == "serving" for name, state in states.items() if name.startswith(WORKERS))
+        fed = {name for lane in reply.lanes for name in lane.drafters}
+        if connected == verifiers + drafters and len(reply.lanes) == verifiers and len(fed) == drafters:
+            return ""
+        waiting = ", ".join(
+            f"{process.name} is {process.state}" + (f" ({process.detail})" if process.detail else "")
+            for process in reply.processes
+            if process.state != "serving"
+        )
+        return waiting or f"{len(reply.lanes)} of {verifiers} lanes, {len(fed)} of {drafters} drafters feed"
+
     with Client(cell.endpoint, token=cell.token(), tls=cell.tls()) as client:
-        while True:
-            try:
-                reply = client.status()
-                states = {process.name: process.state for process in reply.processes}
-                connected = sum(state == "serving" for name, state in states.items() if name.startswith(WORKERS))
-                fed = {name for lane in reply.lanes for name in lane.drafters}
-                if connected == verifiers + drafters and len(reply.lanes) == verifiers and len(fed) == drafters:
-                    return
-                waiting = ", ".join(
-                    f"{process.name} is {process.state}" + (f" ({process.detail})" if process.detail else "")
-                    for process in reply.processes
-                    if process.state != "serving"
-                )
-                pending = waiting or f"{len(reply.lanes)} of {verifiers} lanes, {len(fed)} of {drafters} drafters feed"
-            except DsparkError as error:
-                pending = str(error)
-            if time.monotonic() > deadline:
-                raise Unavailable(f"the coordinator is up but not connected in time: {pending}")
-            if time.monotonic() - reminded > REMIND_EVERY_S:
-                reminded = time.monotonic()
-                say(f"still waiting for the coordinator: {pending}")
-            time.sleep(POLL_S)
+        _until_nothing(pending, "the coordinator is up but not connected in time", deadline, say)
 
 
-def scale(
-    verifiers: int | None, drafters: int | None, autoscale: bool | None, say: Callable[[str], None]
-) -> tuple[int, int]:
+def scale(verifiers: int | None, drafters: int | None, autoscale: bool | None, say: Say) -> tuple[int, int]:
     """Resizes the cell of the state folder; None leaves a pool as it is. Returns the sizes in force.
 
     Workers that leave get nothing new and are waited for.

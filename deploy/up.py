@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from deploy import footprint
@@ -122,18 +123,14 @@ def _serve(
         )
         cluster.start_controller(topology, secrets=secrets, tls=config.tls(), conduct=conduct)
         rows = await_replicas(lambda: cluster.report(cell.name), deadline, say)
-        served = next(row["endpoint"] for row in rows if row["name"] == topology.coordinator.name)
-        if served != cell.endpoint:  # it runs on another node of the cluster
-            cell = Cell(**{**cell.__dict__, "endpoint": served})
-            write_cell(cell)
-        if url := next(row["http"] for row in rows if row["name"] == topology.coordinator.name):
-            cell = Cell(**{**cell.__dict__, "http": url})
-            write_cell(cell)
-            say(f"OpenAI endpoint: {url}/v1")
+        served = next(row for row in rows if row["name"] == topology.coordinator.name)
         fronts = [row["endpoint"] for row in rows if row["name"].startswith(f"{ProcessRole.FRONTEND}/")]
-        if fronts:
-            cell = Cell(**{**cell.__dict__, "frontends": ",".join(fronts)})
-            write_cell(cell)
+        # The endpoint is another one where the coordinator runs on another node of the cluster.
+        cell = replace(cell, endpoint=served["endpoint"], http=served["http"] or "", frontends=",".join(fronts))
+        write_cell(cell)
+        if cell.http:
+            say(f"OpenAI endpoint: {cell.http}/v1")
+        if cell.frontends:
             say(f"clients: {cell.frontends}")
         await_lanes(cell, topology.count(ProcessRole.VERIFY), topology.count(ProcessRole.DRAFT), deadline, say)
     say(f"serving {cell.target} with {cell.drafter} at {cell.endpoint}")
