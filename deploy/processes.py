@@ -22,6 +22,7 @@ from typing import IO, Self
 from deploy.topology import homes
 from dspark.client import Client
 from dspark.errors import Unavailable
+from dspark.runtime.identity import read_token
 from dspark.runtime.process import usable
 
 START_TIMEOUT_S = 180.0
@@ -89,8 +90,9 @@ class ProcessCell:
         return self.children["coordinator/0"].http
 
     def client(self) -> Client:
-        """A client of this cell."""
-        return Client(self.endpoint)
+        """A client of this cell, with the workers' token if it has one."""
+        path = self._flags["coordinator"].get("token_file")
+        return Client(self.endpoint, token=read_token(str(path)) if path else None)
 
     def start(self) -> Self:
         """Starts everything and waits until the coordinator serves with every worker connected."""

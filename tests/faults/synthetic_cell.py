@@ -109,11 +109,6 @@ async def ask(
     return told
 
 
-def share(values: list[float], at: float) -> float:
-    """A quantile; 0 of nothing."""
-    return sorted(values)[min(int(at * len(values)), len(values) - 1)] if values else 0.0
-
-
 async def closed_loop(channel: grpc.aio.Channel, streams: int, seconds: float, tokens: int) -> tuple[float, list[Told]]:
     """Answers a second with so many clients that ask again as soon as they have an answer."""
     ends = time.monotonic() + seconds

@@ -20,8 +20,8 @@ import grpc
 
 from benchmarks.row import Row, note
 from faults.processes import FaultCell
-from faults.rows.program import arguments
-from faults.synthetic_cell import Told, ask, closed_loop, message, share, synthetic_cell
+from faults.rows.program import arguments, quantile
+from faults.synthetic_cell import Told, ask, closed_loop, message, synthetic_cell
 
 PLACES, QUEUE, TOKENS = 8, 16, 64
 TIMES = 10.0
@@ -74,10 +74,10 @@ async def _measure(cell: FaultCell, seconds: float) -> dict[str, Any]:
         "others": sorted({f"{told.code.name}: {told.details[:80]}" for told in asked if told.code not in EXPECTED}),
         "goodput": round(sum(told.ended <= ended for told in good) / seconds / capacity, 3),
         "probed": len(probed),
-        "refusal_p50_ms": round(1e3 * share(probed, 0.5), 2),
-        "refusal_p99_ms": round(1e3 * share(probed, 0.99), 2),
-        "refusal_p99_ms_at_the_flood": round(1e3 * share([told.took_s for told in refused], 0.99), 2),
-        "first_token_p99_s": round(share([told.first_s for told in good], 0.99), 3),
+        "refusal_p50_ms": round(1e3 * quantile(probed, 0.5), 2),
+        "refusal_p99_ms": round(1e3 * quantile(probed, 0.99), 2),
+        "refusal_p99_ms_at_the_flood": round(1e3 * quantile([told.took_s for told in refused], 0.99), 2),
+        "first_token_p99_s": round(quantile([told.first_s for told in good], 0.99), 3),
         "first_token_bound_s": round(1.5 * (QUEUE + PLACES) / capacity + max(alone), 3),
         "coordinator_rss_grew_mb": round((after - before) / 2**20, 1),
         "back_s": round(back, 2),

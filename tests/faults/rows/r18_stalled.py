@@ -18,8 +18,8 @@ import grpc
 from benchmarks.row import Row, note
 from dspark.wire.v1 import generate_pb2_grpc
 from faults.processes import FaultCell
-from faults.rows.program import arguments
-from faults.synthetic_cell import ask, counter, message, share, small_channel, synthetic_cell
+from faults.rows.program import arguments, quantile
+from faults.synthetic_cell import ask, counter, message, small_channel, synthetic_cell
 
 HONEST, TOKENS, LONG = 8, 300, 20_000
 TURNS = 2  # what else the machine does falls on both
@@ -75,13 +75,13 @@ async def _measure(cell: FaultCell, count: int) -> dict[str, object]:
     return {
         "stalled": count,
         "turns": TURNS,
-        "itl_p99_ms": {name: round(1e3 * share(gaps, 0.99), 1) for name, gaps in itl.items()},
+        "itl_p99_ms": {name: round(1e3 * quantile(gaps, 0.99), 1) for name, gaps in itl.items()},
         "rss_kb_each": round(max(turn.grown_kb for turn in turns) / count, 1),
         "cut": min(len(turn.cuts) for turn in turns),
         "first_cut_s": round(min(min(turn.cuts, default=0.0) for turn in turns), 2),
         "last_cut_s": round(max(max(turn.cuts, default=0.0) for turn in turns), 2),
         "begun_within_s": round(max(turn.begun_s for turn in turns), 2),
-        "window_full_after_s": round(WINDOW_CHUNKS * share(beside, 0.5), 2),
+        "window_full_after_s": round(WINDOW_CHUNKS * quantile(beside, 0.5), 2),
         "unread_s": UNREAD_S,
         "left_over": left,
     }

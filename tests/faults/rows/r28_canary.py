@@ -36,16 +36,7 @@ CLIENT = "canary-key-of-a-client-5f1e77"
 HEADER = "canary-header-93ab02"
 
 
-class _Cell(FaultCell):
-    def __init__(self, worker: str, **settings: Any) -> None:
-        super().__init__(PAIR.target, PAIR.drafter, **settings)
-        self._worker = worker
-
-    def client(self) -> Client:
-        return Client(self.endpoint, token=self._worker)
-
-
-def use(cell: _Cell, errors: list[str]) -> None:
+def use(cell: FaultCell, errors: list[str]) -> None:
     """Requests that end in every way."""
     with Client(cell.endpoint, token=CLIENT) as client:
         wrong: list[dict[str, Any]] = [
@@ -128,7 +119,8 @@ def main() -> int:
         (folder / "clients").write_text(CLIENT + "\n")
         common = {"token_file": str(folder / "worker")}
         settings = {"client_token_file": str(folder / "clients"), "http": "127.0.0.1:0", **common}
-        with _Cell(worker, verifiers=2, verify=common, draft=common, coordinator=settings, folder=folder) as cell:
+        flags = {"verify": common, "draft": common, "coordinator": settings}
+        with FaultCell(PAIR.target, PAIR.drafter, verifiers=2, folder=folder, **flags) as cell:
             use(cell, errors)
             with cell.client() as client:
                 status = client.status()

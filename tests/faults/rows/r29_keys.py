@@ -18,7 +18,6 @@ import grpc
 
 from benchmarks.pair import ROOT
 from benchmarks.row import Row, note
-from dspark.client import Client
 from dspark.runtime.channel import sync_channel
 from dspark.runtime.identity import write_token
 from dspark.wire.v1 import control_pb2, draft_pb2, features_pb2, frontend_pb2, generate_pb2, verify_pb2
@@ -98,7 +97,7 @@ def main() -> int:
         (folder / "clients").write_text(CLIENT + "\n")
         common = {"token_file": str(folder / "worker")}
         settings = {"client_token_file": str(folder / "clients"), "http": "127.0.0.1:0", **common}
-        with _Keyed(worker, verify=common, draft=common, coordinator=settings) as cell:
+        with FaultCell(verify=common, draft=common, coordinator=settings) as cell:
             for name, child in cell.children.items():
                 with sync_channel(child.endpoint) as channel:
                     for method in (*methods(), *OTHERS):
@@ -137,17 +136,6 @@ def main() -> int:
     holds = not let_in and free == 3 and value["constant_time"] and len(served) == 4 and pages > 0
     bar = "UNAUTHENTICATED from every method of every listener, health alone is free, keys compared in constant time"
     return Row("29", "wrong or missing keys", value, bar, bool(holds)).show(as_json=args.json)
-
-
-class _Keyed(FaultCell):
-    """A cell with a worker's key, whose own client shows it."""
-
-    def __init__(self, worker: str, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._worker = worker
-
-    def client(self) -> Client:
-        return Client(self.endpoint, token=self._worker)
 
 
 if __name__ == "__main__":
