@@ -23,6 +23,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from typing import Any
 from dspark.token_bytes import read_token_bytes
 from dspark.types import Constraint, ConstraintKind
 from verify_service.grammars.endless import ends
+from verify_service.grammars.matcher import SLOW_S
 from verify_service.grammars.readings import MOST, expressions_of, grammars_of, patterns_of, ways
 from verify_service.grammars.schema import schemas_of, unkept
 
@@ -38,7 +40,7 @@ AMBIGUOUS = "it repeats repetitions with nothing between them: a text may be rea
 MEMORY = 1 << 30  # address space of a child
 MAX_BYTES = 16 << 20  # of a compiled grammar
 _JSON = (ConstraintKind.JSON_SCHEMA, ConstraintKind.CHOICE, ConstraintKind.STRUCTURAL_TAG)
-FOLLOWED = 32  # tokens of an answer
+FOLLOWED, DOUBTED = 32, 8  # tokens of an answer, of a part that may be read in several ways
 SPACES = 16  # of white space between two parts of JSON: no answer is blank for ever
 
 
@@ -114,8 +116,7 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
     with tempfile.TemporaryFile() as said:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         try:
-            if any(ways(written) > MOST for written in _written(constraint)):
-                raise ValueError(AMBIGUOUS)
+            try_parts(compiler, constraint)
             os.dup2(said.fileno(), 2)  # where the compiler says what it leaves out
             size: int = checked(compiled(compiler, constraint)).memory_size_bytes
         except Exception as error:
@@ -127,6 +128,23 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
     if size > MAX_BYTES:
         return f"nocompiled it takes {size} bytes, at most {MAX_BYTES} are allowed".encode()
     return f"ok{size}".encode()
+
+
+def try_parts(compiler: Any, constraint: Constraint) -> None:
+    """Raises ValueError where a text may be read in too many ways, or one token behind one takes too long.
+
+    Each part of which there is doubt is followed by itself, wherever in an answer it stands.
+    """
+    import xgrammar
+
+    for written in _written(constraint):
+        found, parts = ways(written)
+        if found > MOST:
+            raise ValueError(AMBIGUOUS)
+        for part in parts:
+            made = compiler.compile_grammar(xgrammar.Grammar.deserialize_json(part))
+            if any(took > SLOW_S for took, _ in _follow(made, DOUBTED)):
+                raise ValueError(AMBIGUOUS)
 
 
 def _written(constraint: Constraint) -> Iterator[str]:
@@ -158,23 +176,30 @@ def checked(made: Any) -> Any:
     Follows one answer for a while: where a text is read in ever more ways a single token may take seconds, which nobody
     may wait for who shares a pass with it, and which ends here at the bounds.
     """
+    if not ends(made.grammar.serialize_json()):
+        raise ValueError("no answer ever ends as it asks for")
+    for length, (_, going_on) in enumerate(_follow(made, FOLLOWED)):
+        if not (length or going_on):
+            raise ValueError("no answer begins as it asks for")
+    return made
+
+
+def _follow(made: Any, longest: int) -> Iterator[tuple[float, bool]]:
+    """Of each mask of one answer: the processor time it takes, in seconds, and whether anything may come."""
     import numpy as np
     import xgrammar
 
-    if not ends(made.grammar.serialize_json()):
-        raise ValueError("no answer ever ends as it asks for")
     mask = np.zeros((1, -(-made.tokenizer_info.vocab_size // 32)), np.int32)
     matcher, draw = xgrammar.GrammarMatcher(made), random.Random(0)
-    for length in range(FOLLOWED):
+    for _ in range(longest):
+        began = time.thread_time()
         matcher.fill_next_token_bitmask(mask, 0)
-        if not (length or mask.any()):
-            raise ValueError("no answer begins as it asks for")
+        yield time.thread_time() - began, bool(mask.any())
         may = np.unpackbits(mask.view(np.uint8), bitorder="little")
         may[made.tokenizer_info.stop_token_ids] = 0
         going_on = np.flatnonzero(may)
         if not len(going_on) or not matcher.accept_token(int(draw.choice(going_on))):
-            break
-    return made
+            return
 
 
 def compiled(compiler: Any, constraint: Constraint) -> Any:

@@ -3,7 +3,8 @@
 The matcher keeps every way on in which a text so far can be read, by how often each repetition went round. Where the
 next byte says whether one goes round again that is one way; where it does not, counts of nested repetitions multiply,
 and one token may take seconds. What is estimated here is that product, from the grammar alone, wherever in an answer
-the repetitions stand.
+the repetitions stand. What a token takes depends on the vocabulary too: so the parts that may be read in several ways
+are told, each as a grammar of its own that can be tried.
 
 Read from what xgrammar writes of a grammar before it is compiled. Sets of bytes are numbers of 256 bits; bytes of
 characters beyond ASCII are one set.
@@ -36,7 +37,8 @@ class _Bytes(NamedTuple):
 
 class _Grammar:
     def __init__(self, written: str) -> None:
-        told = json.loads(written)
+        self._told = told = json.loads(written)
+        self._doubts = dict[tuple[int, ...], None]()  # runs of expressions, in order
         self._data, self._begins = told["grammar_expr_data"], told["grammar_expr_indptr"]
         self._bodies = [rule[1] for rule in told["rules"]]
         self._root: int = told["root_rule_id"]
@@ -54,6 +56,18 @@ class _Grammar:
 
     def ways(self) -> int:
         return self._of_rule(self._root)
+
+    def doubts(self) -> Iterator[str]:
+        """What `ways` found to be read in several, each as if it were all of an answer."""
+        for run in self._doubts:
+            data, begins = [*self._data, SEQUENCE, len(run), *run], [*self._begins, len(self._data)]
+            body = len(begins)
+            begins.append(len(data))
+            data += [CHOICES, 1, body - 1]
+            rules = self._told["rules"]
+            rules = [*rules, ["in doubt", body, *rules[self._root][2:]]]  # a name that nobody can write
+            changed = {"rules": rules, "grammar_expr_data": data, "grammar_expr_indptr": begins}
+            yield json.dumps({**self._told, **changed, "root_rule_id": len(rules) - 1})
 
     def _parts(self, expression: int) -> tuple[int, Sequence[int]]:
         at = self._begins[expression]
@@ -137,6 +151,7 @@ class _Grammar:
             body, once = self._rules[rule], max(self._of_rule(rule), 1)
             if most == 1 or not _doubtful(body, body.first):
                 return once
+            self._doubts[expression,] = None
             return once * (ENDLESS if most < 0 else min(most, COUNTED))
         if kind not in (SEQUENCE, CHOICES):
             return 1
@@ -148,10 +163,14 @@ class _Grammar:
     def _together(self, parts: Sequence[int], each: Sequence[int]) -> Iterator[int]:
         """Of each run of parts of which nobody can tell where one ends and the next begins."""
         run, rest = list[int](), _Bytes(True)
-        for part, many in zip(reversed(parts), reversed(each), strict=True):
+        for place, (part, many) in enumerate(zip(reversed(parts), reversed(each), strict=True)):
             known = self._bytes(part)
             if not _doubtful(known, rest.first):
                 run = []
+            elif run:
+                end = len(parts) - place
+                self._doubts.pop(tuple(parts[end : end + len(run)]), None)
+                self._doubts[tuple(parts[end - 1 : end + len(run)])] = None
             run.append(many)
             yield sum(run) if all(run) or len(run) == 1 else max(sum(run), 1) * ENDLESS
             rest = self._sequence([known, rest])
@@ -193,12 +212,15 @@ def _class(parts: Sequence[int]) -> int:
     return (_ALL ^ said) | _BEYOND if parts[0] else said
 
 
-def ways(written: str) -> int:
-    """In how many ways at a time a text may be read, about. written: a grammar, as xgrammar serialises it."""
+def ways(written: str) -> tuple[int, list[str]]:
+    """(in how many ways at a time a text may be read, about; the parts of which that is said). written: a grammar, as
+    xgrammar serialises it; so are the parts."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(DEEPEST)
     try:
-        return _Grammar(written).ways()
+        grammar = _Grammar(written)
+        found = grammar.ways()
+        return found, list(grammar.doubts()) if found <= MOST else []
     finally:
         sys.setrecursionlimit(before)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
+import xgrammar
 
 from benchmarks.forms_cases import expressions, schemas
 from dspark.types import Constraint, ConstraintKind
-from verify_service.grammars.compiling import _written
+from verify_service.grammars.compiling import _written, try_parts
 from verify_service.grammars.grammars import GrammarRefused, Grammars
 from verify_service.grammars.readings import MOST, ways
 
@@ -19,7 +21,7 @@ EXPLODES = "(([a-z]{1,50}){1,50}){1,50}"
 
 
 def most(kind: ConstraintKind, text: str) -> int:
-    return max(map(ways, _written(Constraint(kind, text))), default=1)
+    return max((ways(written)[0] for written in _written(Constraint(kind, text))), default=1)
 
 
 HOSTILE = [
@@ -82,6 +84,20 @@ def test_grammars_that_people_write_are_read_in_few_ways() -> None:
 def test_cases_of_the_benchmark_are_read_in_one_way() -> None:
     assert {most(KIND.REGEX, text) for _, text in expressions()} == {1}
     assert {most(KIND.JSON_SCHEMA, json.dumps(schema)) for _, schema in schemas()} == {1}
+
+
+def test_one_slow_token_behind_a_long_beginning_is_found_before_anybody_waits_for_it() -> None:
+    letters, draw = "abcdefghijklmnopqrstuvwxyz", random.Random(0)
+    words = sorted({"".join(draw.choices(letters, k=draw.randint(2, 9))) for _ in range(40_000)})
+    known = [*letters, *"0123456789", " ", ",", *words, *(f" {word}" for word in words), ""]
+    info = xgrammar.TokenizerInfo(known, vocab_size=len(known), stop_token_ids=[len(known) - 1])
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    slow, rules = "[0-9]{400}([a-z]+ ?){1,60}", 'root ::= [0-9]{400} r{1,60}\nr ::= [a-z]+ " "?'
+    for constraint in (Constraint(KIND.REGEX, slow), Constraint(KIND.GRAMMAR, rules)):
+        with pytest.raises(ValueError, match="too many ways"):
+            try_parts(compiler, constraint)
+    for text in ("[0-9]{400}([a-z]+ ){1,60}", "([0-9]+,?){1,60}"):
+        try_parts(compiler, Constraint(KIND.REGEX, text))
 
 
 def test_what_explodes_behind_a_long_beginning_is_refused_by_name() -> None:
