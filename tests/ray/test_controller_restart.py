@@ -15,9 +15,11 @@ pytestmark = [pytest.mark.ray, pytest.mark.e2e]
 FILE = Path(__file__).parents[2] / "benchmarks" / "synthetic" / "flat.yaml"
 LOSE = """
 import os
+import time
 from deploy import ray_environment
 from deploy.ray_environment import environment
 from dspark.client import find_cell
+from dspark.errors import Unavailable
 from dspark.runtime.identity import state_dir
 
 cell = find_cell()
@@ -27,7 +29,14 @@ import ray
 from deploy import cluster
 cluster.connect(cell.ray_address, local=True)
 ray.kill(cluster.controller(cell.name), no_restart=False)
-cluster.report(cell.name)
+for left in range(60, -1, -1):  # until it is there again
+    try:
+        cluster.report(cell.name)
+        break
+    except Unavailable:
+        if not left:
+            raise
+        time.sleep(0.5)
 """
 
 
