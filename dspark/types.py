@@ -212,7 +212,7 @@ class Verdict(NamedTuple):
     accepted: int
     next_token: int
     features_through: int
-    judged: int  # drafted tokens verified: fewer than were asked for where the verifier had no pages for them
+    judged: int  # drafted tokens verified: fewer than were asked for without pages, none of what cannot be a draft
     logprobs: tuple[ScoredToken, ...] = ()  # of the tokens kept and added, where asked for
     form: InForm | None = None  # where its answer has one
 

@@ -64,7 +64,7 @@ class BatchRunner(Protocol):
     def prepare(self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]) -> PreparedBatch: ...
 
     def execute(self, prepared: Any) -> ExecutedBatch:
-        """Raises BatchFailed where the target did not run."""
+        """Blocks that cannot have been drafted count as empty. Raises BatchFailed where the target did not run."""
 
     def commit(self, executed: Any) -> Stepped: ...
 

@@ -25,6 +25,7 @@ log = structlog.get_logger("dspark.rounds")
 MAX_UNSENT = 4096  # messages; a drafter that takes no more is let go
 DESCRIBE_S = 2.0  # for a drafter to say which port its rounds have
 REACH_S = 1.0  # to reach it, before rounds go where everything else goes
+IDLE_S = 0.004  # without a message to send, after which nothing more is on its way
 
 
 class DrafterStream:
@@ -42,7 +43,7 @@ class DrafterStream:
     ) -> None:
         self._endpoint, self._metadata, self._tls = endpoint, auth_metadata(token), tls
         self._came, self._lost = came, lost
-        self.all_left: Callable[[], None] = lambda: None  # called on another one: nothing is on its way out any more
+        self.idle: Callable[[], None] = lambda: None  # called on another one, IDLE_S after the last message has left
         self._unsent: queue.SimpleQueue[draft_pb2.RoundsCommand | None] = queue.SimpleQueue()
         self._put = self._left = 0  # messages
         self._closed = False
@@ -64,11 +65,19 @@ class DrafterStream:
         return self._left < self._put and not self._closed
 
     def _messages(self) -> Iterator[draft_pb2.RoundsCommand]:
-        while (command := self._unsent.get()) is not None:
+        wait_s: float | None = None
+        while True:
+            try:
+                command = self._unsent.get(timeout=wait_s)
+            except queue.Empty:
+                wait_s = None
+                self.idle()
+                continue
+            if command is None:
+                break
             yield command
             self._left += 1  # gRPC comes for the next one when this one has left
-            if not self.leaving:
-                self.all_left()
+            wait_s = IDLE_S
 
     def close(self) -> None:
         """Ends the stream; the drafter frees what was opened through it."""

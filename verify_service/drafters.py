@@ -7,7 +7,7 @@ protocol is a lost drafter, tried again after a pause.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -17,13 +17,12 @@ from dspark.errors import PeerError
 from dspark.rounds.control import Admission, DrafterAt, Use
 from dspark.rounds.events import BlocksCame, DrafterEvent, DrafterLost, OrderRow, SendOrder, Told
 from dspark.runtime.worker import Worker
-from dspark.types import EmptyReason, RefusalReason, Rule
+from dspark.types import EmptyReason, RefusalReason
 from dspark.wire import codec, orders
 from dspark.wire.blocks import Blocks, read_blocks
 from dspark.wire.v1 import draft_pb2, types_pb2
 from verify_service.commands import read_sink
 from verify_service.drafter_stream import DrafterStream
-from verify_service.drafts import unsound
 from verify_service.feature_push import Sink
 from verify_service.interface import VerifyEnginePort
 from verify_service.round_news import RoundNews
@@ -222,7 +221,7 @@ class Drafters:
                 mine.append(
                     DrafterStream(endpoint, hello, token=security.token, tls=security.tls, came=came, lost=lost)
                 )
-                mine[0].all_left = self._news.orders_left
+                mine[0].idle = self._news.orders_left
             except Exception as error:  # a file of certificates that cannot be read, no thread: it is tried again
                 log.warning("drafter.unreachable", drafter=drafter, endpoint=endpoint, exc_info=error)
                 known.broke = now
@@ -265,8 +264,11 @@ class Drafters:
                     raise PeerError("event: is empty")
         except PeerError as error:
             self._metrics.dropped.labels(kind="block", reason="malformed").inc()
-            return self._lose(drafter, known, f"broke the protocol: {error}", "malformed")
+            return self._lose_for(drafter, known, error)
         return ()
+
+    def _lose_for(self, drafter: int, known: _KnownPeer, error: PeerError) -> list[Told]:
+        return self._lose(drafter, known, f"broke the protocol: {error}", "malformed")
 
     def _context(self, drafter: int, known: _KnownPeer, opened: draft_pb2.ContextOpened) -> None:
         key = (opened.sequence, opened.epoch)
@@ -288,26 +290,41 @@ class Drafters:
         if order.came:
             raise PeerError(f"blocks.order: {message.order} was answered")
         blocks = read_blocks(len(order.rows), message, self._engine.target.vocab_size)
-        admitted = [self._of(each) for each in order.rows]
-        blocks.spoil(self._bad(order.rows, admitted, blocks))  # beside those whose values are none
-        spoilt = len(blocks.spoilt)
-        known.malformed = known.malformed + 1 if spoilt and spoilt == len(order.rows) else 0
-        if known.malformed >= MALFORMED_ORDERS:
-            raise PeerError(f"blocks: those of {known.malformed} orders in a row cannot have been drafted")
-        if spoilt:
-            self._metrics.dropped.labels(kind="block", reason="malformed").inc(spoilt)
+        # Beside those whose values are none. What was drafted decides nothing of it: no honest one is among them.
+        blocks.spoil([row for row, asked in enumerate(order.rows) if blocks.lengths[row] > asked.slots])
+        if blocks.spoilt:
+            if len(blocks.spoilt) == len(order.rows):
+                _count(known, True)
+            self._metrics.dropped.labels(kind="block", reason="malformed").inc(len(blocks.spoilt))
         self._answered(message.order, order, message.forward_ns * 1e-9, known.version)
-        for row, (asked, admission) in enumerate(zip(order.rows, admitted, strict=True)):
+        for row, asked in enumerate(order.rows):
             held = self.blocks.get(asked.sequence)
-            if admission is not None and (held is None or held.order < message.order):
+            if self._waits(asked) and (held is None or held.order < message.order):
                 self.blocks[asked.sequence] = HeldBlock(message.order, row, blocks)
         why = [_WHY[reason] for reason in blocks.empty_reasons]
         return BlocksCame(message.order, blocks.confidences(), blocks.watermarks, why)
 
-    def _of(self, asked: OrderRow) -> Admission | None:
-        """Whose row that was, if it is here still."""
+    def judged(self, orders: Mapping[int, OutstandingOrder], spoilt: Sequence[HeldBlock]) -> list[Told]:
+        """Blocks of these orders were in a pass, in which it was found out that some cannot have been drafted."""
+        lost: list[Told] = []
+        for held in spoilt:
+            held.blocks.spoil([held.row])
+            self._metrics.dropped.labels(kind="block", reason="malformed").inc()
+        whole = {held.order for held in spoilt if len(held.blocks.spoilt) == len(held.blocks.lengths)}
+        for number, order in orders.items():
+            known = self._known.get(order.drafter)
+            if known is None or known.stream is None:
+                continue
+            try:
+                _count(known, number in whole)
+            except PeerError as error:
+                lost += self._lose_for(order.drafter, known, error)
+        return lost
+
+    def _waits(self, asked: OrderRow) -> bool:
+        """Whether whose row that was is here still."""
         admission = self._admitted.get(asked.sequence)
-        return admission if admission is not None and admission.admit.epoch == asked.epoch else None
+        return admission is not None and admission.admit.epoch == asked.epoch
 
     def _answered(self, number: int, order: OutstandingOrder, draft_s: float, version: str) -> None:
         """Its times are told with the pass that its blocks are in, which comes soon or never."""
@@ -315,15 +332,15 @@ class Drafters:
         if len(self.orders) > MOST_ORDERS:
             del self.orders[next(at for at, each in self.orders.items() if each.came)]
 
-    def _bad(self, rows: Sequence[OrderRow], admitted: Sequence[Admission | None], blocks: Blocks) -> set[int]:
-        """Rows that cannot have been drafted as they were asked for. No honest one is among them, so that nothing of
-        what was drafted decides whether it is used."""
-        coupled = [None if each is None else each.params.rule is Rule.COUPLED for each in admitted]
-        too_long = [row for row, asked in enumerate(rows) if blocks.lengths[row] > asked.slots]
-        return {*too_long, *unsound(blocks, coupled, self._engine.target.vocab_size)}
-
 
 _WHY = {reason: "" if reason is EmptyReason.NONE else reason.name.lower().replace("_", " ") for reason in EmptyReason}
+
+
+def _count(known: _KnownPeer, whole: bool) -> None:
+    """An order that was answered. whole: by nothing that can have been drafted. Raises PeerError for too many such."""
+    known.malformed = known.malformed + 1 if whole else 0
+    if known.malformed >= MALFORMED_ORDERS:
+        raise PeerError(f"blocks: those of {known.malformed} orders in a row cannot have been drafted")
 
 
 def _greet(known: _KnownPeer, welcome: draft_pb2.RoundsWelcome) -> None:

@@ -1,38 +1,39 @@
-"""Whether blocks that came from a drafter can have been drawn from the distributions that came with them. No torch."""
+"""Whether drafted tokens can have been drawn from the distributions that came with them. No torch.
+
+Found out while a pass runs, which needs the tokens alone: what turns out unsound counts as an empty block, and nothing
+of it is judged. No honest drafter's is, so nothing that was drafted decides whether it is used.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from dspark.decoding.sparse_q import validate_q
-from dspark.types import SparseQ
-from dspark.wire.blocks import Blocks
+from dspark.types import Rule, SamplingParams, SparseQ
+from verify_service.sequences import VerifyItem
 
 
-def unsound(blocks: Blocks, coupled: Sequence[bool | None], vocab_size: int) -> list[int]:
-    """Rows that cannot. All of a kind are looked at together; only where some are bad, one by one.
-
-    coupled: whether a row needs no distributions, and must have none; None where nobody waits for it any more.
-    """
+def unsound(items: Sequence[VerifyItem], params: Sequence[SamplingParams], vocab_size: int) -> list[int]:
+    """Places of items that cannot: also of those with distributions that need none, and the other way round. All of a
+    kind are looked at together; only where some are bad, one by one."""
     bad: list[int] = []
     by_entries: dict[int, list[int]] = {}
-    for row, (slots, entries, none) in enumerate(zip(blocks.lengths, blocks.entries, coupled, strict=True)):
-        if not slots or none is None:
+    for place, (item, own) in enumerate(zip(items, params, strict=True)):
+        entries, size = item.q.entries, 4 * item.q.entries * len(item.draft_ids)
+        if not item.draft_ids:
             continue
-        if (entries == 0) is not none:
-            bad.append(row)
-        elif not none:
-            by_entries.setdefault(entries, []).append(row)
-    for rows in by_entries.values():
-        if not _sound(blocks, rows, vocab_size):
-            bad += [row for row in rows if not _sound(blocks, [row], vocab_size)]
+        if (entries == 0) is not (own.rule is Rule.COUPLED) or (len(item.q.ids), len(item.q.probs)) != (size, size):
+            bad.append(place)
+        elif entries:
+            by_entries.setdefault(entries, []).append(place)
+    for entries, places in by_entries.items():
+        alike = [items[place] for place in places]
+        if not _sound(entries, alike, vocab_size):
+            bad += [place for place in places if not _sound(entries, [items[place]], vocab_size)]
     return bad
 
 
-def _sound(blocks: Blocks, rows: Sequence[int], vocab_size: int) -> bool:
-    ids, q = blocks.token_ids, SparseQ(blocks.entries[rows[0]], blocks.q_ids, blocks.q_probs)
-    if sum([blocks.lengths[row] for row in rows]) < len(ids):  # else it is all of them
-        drafted = [blocks.drafted(row, blocks.lengths[row]) for row in rows]
-        ids = tuple([token for own, _ in drafted for token in own])
-        q = SparseQ(q.entries, b"".join([own.ids for _, own in drafted]), b"".join([own.probs for _, own in drafted]))
+def _sound(entries: int, items: Sequence[VerifyItem], vocab_size: int) -> bool:
+    ids = [token for item in items for token in item.draft_ids]
+    q = SparseQ(entries, b"".join([item.q.ids for item in items]), b"".join([item.q.probs for item in items]))
     return validate_q(*q.arrays(), ids, vocab_size) is None

@@ -21,8 +21,9 @@ from dspark.decoding.acceptance import DrawsWatch, PackedCase
 from dspark.decoding.draws import Labels
 from dspark.decoding.logprobs import prompt_logprobs
 from dspark.decoding.masking import Masks, in_form, mask
-from dspark.types import Draws, InForm, Refusal, ScoredPrompt, ScoredToken, Verdict
+from dspark.types import NO_Q, Draws, InForm, Refusal, ScoredPrompt, ScoredToken, Verdict
 from verify_service.batch_runner import BatchFailed, PromptChunk, Stepped, spoil
+from verify_service.drafts import unsound
 from verify_service.feature_store import FeatureStore
 from verify_service.judging import Sampler, masks_of, shaper_of, told
 from verify_service.judging import unready as unready_params
@@ -61,6 +62,14 @@ class Prepared(NamedTuple):
     tokens: int  # of the items
     logit_rows: list[int] | None  # None: all
     copies: Sequence[tuple[Slots, Slots]] = ()  # of keys and values, before it runs
+
+    def without_drafts(self, places: Sequence[int]) -> Prepared:
+        """The same pass, at whose end these items have drafted nothing."""
+        items, cases = list(self.items), list(self.cases)
+        for place in places:
+            items[place] = items[place].prefix(0)
+            cases[place] = dataclasses.replace(cases[place], draft_ids=(), q=NO_Q)
+        return self._replace(items=items, cases=cases)
 
     def part(self, places: Sequence[int]) -> Prepared:
         """Some of its items alone, by their places. Reads no sequence: some may have left meanwhile."""
@@ -166,6 +175,9 @@ class PackedStep:
             what = f"{len(items)} sequences, {len(chunks)} prompts, {prepared.tokens} tokens"
             raise BatchFailed(f"{what}: {error}") from error
         drafted = any(item.draft_ids for item in items)
+        if bad := unsound(items, [case.params for case in prepared.cases], result.logits.shape[-1]):
+            prepared = prepared.without_drafts(bad)
+            items = prepared.items
         # On a card all tokens of the items are projected before anybody knows which are committed: so rows come with
         # what is decided, and it is waited for once. On a processor nobody waits, and a row in vain costs its time.
         ahead, taps = None, result.taps

@@ -226,7 +226,7 @@ class RoundDriver:
     def _pass_ended(self, running: Running) -> Iterable[Told]:
         told = self._passes.ended(running)
         self._last_pass = time.monotonic()
-        return (told,)
+        return told
 
     def _run_chunk(self) -> bool:
         """Of a prompt, in a pass of its own; False where there is none that can go on."""

@@ -7,7 +7,7 @@ some in it may leave before it has ended.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from dspark.rounds.loop import RoundLoop
 from dspark.rounds.spans import RoundSpans
 from dspark.runtime.telemetry import Metrics
 from dspark.types import NO_Q, Cursor, Refusal, ScoredToken, Verdict
-from verify_service.drafters import Drafters, OutstandingOrder
+from verify_service.drafters import Drafters, HeldBlock, OutstandingOrder
 from verify_service.interface import Judged, Step, VerifyEnginePort
 from verify_service.sequences import VerifyItem
 
@@ -32,7 +32,7 @@ class Running(NamedTuple):
     number: int
     cohort: int
     items: Sequence[VerifyItem | None]  # None: left already
-    orders: Sequence[OutstandingOrder]  # whose blocks are in it
+    orders: Mapping[int, OutstandingOrder]  # whose blocks are in it, by number
     step: Step
 
 
@@ -105,18 +105,19 @@ class RoundPasses:
                     raise RuntimeError(f"order {row.order} is to be judged, and {block.order} is here")
                 ids, q = block.blocks.drafted(block.row, row.prefix)
                 version = "" if self._admitted[row.sequence].repeatable else orders[row.order].version
-            items.append(VerifyItem(cursor, sequence.anchor, ids, q, version, checked=True))
+            items.append(VerifyItem(cursor, sequence.anchor, ids, q, version))
         of = {row.order for row in run.rows if row.order}
         cohort = self._rounds.plan.cohort(run.rows[0].sequence)
         step = self._engine.begin([item for item in items if item is not None])
-        return Running(run.number, cohort, items, [orders[number] for number in of if number in orders], step)
+        return Running(run.number, cohort, items, {number: orders[number] for number in of if number in orders}, step)
 
-    def ended(self, running: Running) -> Told:
+    def ended(self, running: Running) -> list[Told]:
         """What the loop is told of it."""
         judged = self._engine.end(running.step)
         if running.step.failure is not None:
-            return PassFailed(running.number)
+            return [PassFailed(running.number)]
         outcomes = iter(judged.outcomes)
+        spoilt: list[HeldBlock] = []
         verdicts: dict[int, Verdict] = {}
         drawn: list[Drawn] = []
         for item in running.items:
@@ -128,13 +129,16 @@ class RoundPasses:
                 drawn.append(Drawn(()))
             else:
                 verdicts[item.cursor.sequence] = outcome
-                self._drafters.blocks.pop(item.cursor.sequence, None)  # it holds all that came for its order
+                held = self._drafters.blocks.pop(item.cursor.sequence, None)  # it holds all that came for its order
                 tokens = (*item.draft_ids[: outcome.accepted], outcome.next_token)
                 drawn.append(Drawn(tokens) if outcome.form is None else Drawn(tokens, *outcome.form))
+                if outcome.judged < len(item.draft_ids) and held is not None:
+                    drawn[-1] = drawn[-1]._replace(spoilt=True)
+                    spoilt.append(held)
         self._ran[running.number] = Ran(running, judged, verdicts, time.monotonic())
         while len(self._ran) > REMEMBERED:
             self._note(self._ran.pop(next(iter(self._ran))).judged)
-        return PassEnded(running.number, drawn)
+        return [PassEnded(running.number, drawn), *self._drafters.judged(running.orders, spoilt)]
 
     def _note(self, judged: Judged) -> None:
         metrics = self._metrics
@@ -173,7 +177,7 @@ class RoundPasses:
         )
 
     def _timing(self, ran: Ran) -> Timing:
-        cohort, orders = ran.running.cohort, ran.running.orders
+        cohort, orders = ran.running.cohort, ran.running.orders.values()
         forward_s = ran.judged.forward_ns * 1e-9
         whose = (item.cursor.sequence for item in ran.running.items if item is not None)
         round_s = self._spans.ended(cohort, whose, ran.ended, forward_s)

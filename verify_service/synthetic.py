@@ -26,6 +26,7 @@ from dspark.wire.orders import PackedRows
 from verify_service.batch_runner import PromptChunk, Stepped
 from verify_service.batches import Batches
 from verify_service.config import KV_TOKENS, VerifyConfig
+from verify_service.drafts import unsound
 from verify_service.engine_core import EngineCore
 from verify_service.grammars.grammars import GrammarUnsupported
 from verify_service.interface import Grammar
@@ -84,6 +85,13 @@ class SyntheticBatch(NamedTuple):
     lengths: Sequence[int]  # committed tokens of each item
     began_ns: int
 
+    def without_drafts(self, places: Sequence[int]) -> SyntheticBatch:
+        """The same, at whose end these items have drafted nothing."""
+        items, said = list(self.items), list(self.said)
+        for place in places:
+            items[place], said[place] = items[place].prefix(0), said[place][:1]
+        return self._replace(items=items, said=said)
+
     def part(self, places: Sequence[int]) -> SyntheticBatch:
         return self._replace(
             items=[self.items[place] for place in places],
@@ -135,8 +143,10 @@ class SyntheticStep:
 
     def execute(self, prepared: SyntheticBatch) -> SyntheticExecuted:
         """Until the batch is over that began when it was prepared, or when the one before it ended."""
-        began_ns = max(prepared.began_ns, self._free_ns)
-        self._pace.sleep_until(began_ns + int(self._pace.take(self._seconds(prepared)) * 1e9))
+        ends_ns = max(prepared.began_ns, self._free_ns) + int(self._pace.take(self._seconds(prepared)) * 1e9)
+        if bad := unsound(prepared.items, [state.params for state in prepared.states], self._spec.vocabulary):
+            prepared = prepared.without_drafts(bad)
+        self._pace.sleep_until(ends_ns)
         self._free_ns = time.perf_counter_ns()
         return SyntheticExecuted(prepared)
 

@@ -105,6 +105,7 @@ class Drawn(NamedTuple):
     tokens: tuple[int, ...]  # the accepted ones and the target's own; none where it could not be judged
     forced: tuple[bool, ...] = ()  # see `InForm`
     forbidden: bool = False
+    spoilt: bool = False  # its block cannot have been drafted, and counted as empty
 
     @property
     def accepted(self) -> int:

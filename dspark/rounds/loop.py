@@ -216,6 +216,8 @@ class RoundLoop:
 
     def _judged(self, sequence: SequenceState, drawn: Drawn) -> RoundReport:
         number, epoch, round, before = sequence.number, sequence.epoch, sequence.round, sequence.committed_len
+        if drawn.spoilt:
+            sequence.left_empty("invalid")
         verified, block, why, drafter = sequence.prefix, sequence.block, sequence.why_empty, sequence.drafter
         sequence.apply(Event.JUDGED)
         said, forced = sequence.commit(drawn.tokens), drawn.forced

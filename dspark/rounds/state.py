@@ -156,7 +156,7 @@ class SequenceState:
     def left_empty(self, why: str) -> None:
         """Its block is empty. An empty block is an ordinary block, and uses up the anchor as any other."""
         self.why_empty, self.ordered_len = why, self.committed_len
-        self.block, self.order, self.row = (), 0, 0
+        self.block, self.order, self.row, self.prefix = (), 0, 0, 0
 
     def commit(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Moves the cursor over what a round or the prefill drew; what lies behind the end was never said."""

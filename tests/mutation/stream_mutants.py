@@ -62,10 +62,16 @@ STREAMS: list[Mutant] = [
     *in_file(
         "verify_service/drafters.py",
         (
-            "blocks are verified whatever they were drawn from",
-            "return {*too_long, *unsound(blocks, coupled, self._engine.target.vocab_size)}",
-            "return {*too_long}",
-            LIES,
+            "blocks that a pass found unsound are not counted",
+            "            held.blocks.spoil([held.row])\n",
+            "            held.blocks.spoil([])\n",
+            (f"{B}so_are_those_that_a_pass_finds_out_unless_others_come_between",),
+        ),
+        (
+            "a drafter is given up for any three orders",
+            "known.malformed = known.malformed + 1 if whole else 0",
+            "known.malformed += whole",
+            (f"{B}so_are_those_that_a_pass_finds_out_unless_others_come_between",),
         ),
         (
             "blocks are taken for an order that was not given",
@@ -120,18 +126,38 @@ STREAMS: list[Mutant] = [
         "verify_service/round_passes.py",
         (
             "blocks that were judged are kept",
-            "                self._drafters.blocks.pop(item.cursor.sequence, None)",
-            "                pass",
+            "held = self._drafters.blocks.pop(item.cursor.sequence, None)",
+            "held = self._drafters.blocks.get(item.cursor.sequence)",
             (f"{F}nothing_is_kept_of_a_block_that_was_judged",),
         ),
     ),
     *in_file(
         "verify_service/drafts.py",
         (
-            "rows beside a spoilt one are looked at by its bytes",
-            "    if sum([blocks.lengths[row] for row in rows]) < len(ids):",
-            "    if False:",
-            ("tests/unit/verify_service/test_drafts.py::test_a_row_that_is_spoilt_already_hides_no_other",),
+            "blocks are verified whatever they were drawn from",
+            "return validate_q(*q.arrays(), ids, vocab_size) is None",
+            "return True",
+            LIES,
+        ),
+        (
+            "bytes that are no distributions are read as some",
+            " or (len(item.q.ids), len(item.q.probs)) != (size, size):",
+            ":",
+            (
+                "tests/unit/verify_service/test_drafts.py::test_bytes_that_are_no_distributions_of_so_many_slots_are_none",
+            ),
+        ),
+    ),
+    *in_file(
+        "verify_service/packed_step.py",
+        (
+            "what cannot have been drafted is judged",
+            "            prepared = prepared.without_drafts(bad)\n",
+            "            pass\n",
+            (
+                "tests/unit/verify_service/test_verify_engine.py"
+                "::test_a_block_that_cannot_have_been_drafted_is_judged_as_an_empty_one",
+            ),
         ),
     ),
     *in_file(
@@ -171,14 +197,14 @@ STREAMS: list[Mutant] = [
         "verify_service/round_news.py",
         (
             "news wait for orders that never leave",
-            "        elif self._held_back and time.monotonic() >= self._say_by:\n",
-            "        elif False:\n",
+            "        if not self.leaving() or time.monotonic() >= self._say_by:\n",
+            "        if not self.leaving():\n",
             (f"{N}orders_that_do_not_leave_hold_them_back_to_a_later_turn_at_most",),
         ),
         (
             "nobody looks after news that wait",
-            "            if not self._watched:\n",
-            "            if False:\n",
+            "        if not self._watched:\n",
+            "        if False:\n",
             (f"{N}orders_that_do_not_leave_hold_nothing_back_for_long_where_no_turn_comes",),
         ),
         (

@@ -10,9 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from dspark.types import NO_Q, Constraint, ConstraintKind, Cursor, Refusal, Rule, SamplingParams, Verdict
+from dspark.types import NO_Q, Constraint, ConstraintKind, Cursor, Refusal, Rule, SamplingParams, SparseQ, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
@@ -63,7 +64,8 @@ def said(engine: VerifyEngine, params: SamplingParams, moves_at: set[int], slots
         round_ += 1
         cursor = Cursor(number, epoch, round_, 3 + len(answer))
         drafts = tuple((7 * len(answer) + k) % 512 for k in range(slots))
-        item = VerifyItem(cursor, anchor, drafts, NO_Q, checked=True)
+        q = SparseQ.of(np.array(drafts, "u4")[:, None], np.ones((slots, 1), "f4")) if params.greedy else NO_Q
+        item = VerifyItem(cursor, anchor, drafts, q)
         (outcome,) = engine.verify([item])
         assert isinstance(outcome, Verdict), outcome
         answer += drafts[: outcome.accepted]

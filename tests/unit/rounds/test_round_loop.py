@@ -125,6 +125,16 @@ def test_what_forms_did_is_reported_of_the_tokens_that_are_said(drawn: Drawn, fo
     assert (said.forced, said.forbidden) == (forced, True)
 
 
+def test_a_block_that_a_pass_found_unsound_is_told_of_as_an_empty_one() -> None:
+    verifier = Verifier()
+    verifier.prefilled(1)
+    run = only(verifier.blocks(only(verifier.said, SendOrder), (0.9, 0.9, 0.9)), RunPass)
+    actions = verifier.tell(PassEnded(run.number, [Drawn((5,), spoilt=True)]))
+    (said,) = rounds(actions)
+    assert (said.tokens, said.accepted, said.verified, said.confidence, said.why_empty) == ((5,), 0, 0, (), "invalid")
+    assert only(actions, SendOrder).rows[0].committed_len == PROMPT + 2
+
+
 def test_too_far_ahead_it_is_held_until_an_acknowledgement() -> None:
     verifier = Verifier(priced(window=0))
     verifier.tell(Admit(1, 0, PROMPT, 20))

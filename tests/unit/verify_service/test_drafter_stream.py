@@ -139,13 +139,12 @@ def test_a_message_is_leaving_until_grpc_comes_for_the_next_one() -> None:
         assert stream.leaving, "it was taken, and may still wait for its turn in this process"
         stream.send(draft_pb2.RoundsCommand())
         told = list[bool]()
-        stream.all_left = lambda: told.append(stream.leaving)
+        stream.idle = lambda: (told.append(stream.leaving), stream._unsent.put(None))[0]
         next(messages)
         assert stream.leaving
-        stream._unsent.put(None)
         assert list(messages) == []
         assert not stream.leaving
-        assert told == [False], "once, when nothing is"
+        assert told == [False], "once, when nothing is and nothing came"
         stream.close()
 
 

@@ -175,6 +175,20 @@ def test_values_that_are_none_are_counted_and_end_like_what_cannot_be_drafted(
             assert (told.confidence, told.why_empty) == ([()], ["invalid"])
 
 
+def test_so_are_those_that_a_pass_finds_out_unless_others_come_between(pair: tuple[Drafter, Drafter]) -> None:
+    verifier = Verifier(*pair)
+    kinds = [True, True, False, True, True, True]
+    for number, wrong in enumerate(kinds, 1):
+        verifier.order(number, 1)
+        pair[0].said.put(blocks(number))
+        assert isinstance(verifier.next(), BlocksCame)
+        held = verifier.drafters.blocks.pop(1)
+        orders = {number: verifier.drafters.orders[number]}
+        told = verifier.drafters.judged(orders, [held] if wrong else [])
+        assert [type(each) for each in told] == ([DrafterLost] if number == len(kinds) else [])
+    assert verifier.metrics.value("dropped_total", kind="block", reason="malformed") == sum(kinds)
+
+
 def test_only_contexts_that_are_wanted_are_taken_for_open(pair: tuple[Drafter, Drafter]) -> None:
     """Else those of a drafter that goes on telling of them would pile up."""
     verifier = Verifier(*pair)

@@ -1,4 +1,4 @@
-"""Blocks of one message that cannot have been drafted: each harms its own row, whatever lies beside it."""
+"""Blocks that cannot have been drafted: each harms its own row, whatever lies beside it."""
 
 from __future__ import annotations
 
@@ -7,36 +7,31 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dspark.types import NO_Q, Block, Cursor, SparseQ
-from dspark.wire.blocks import Blocks, read_blocks, write_blocks
-from dspark.wire.v1 import draft_pb2
+from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
 from verify_service.drafts import unsound
+from verify_service.sequences import VerifyItem
 
 VOCAB, SLOTS = 50, 3
 AT = Cursor(1, 1, 1, 10)
 KINDS = [4, 1, 0, 4, 0, 2]  # entries of q of each row; 0: coupled
 
+Spoil = Callable[[np.ndarray, np.ndarray], None]
 
-def block(entries: int, spoil: Callable[[np.ndarray, np.ndarray], None] | None = None) -> Block:
-    if not entries:
-        return Block(AT, (7,) * SLOTS, (0.5,) * SLOTS, NO_Q)
+
+def block(entries: int, spoil: Spoil | None = None) -> VerifyItem:
     ids = np.tile(np.arange(entries, dtype=np.uint32) + 7, (SLOTS, 1))
-    probs = np.full((SLOTS, entries), 1.0 / entries, np.float32)
+    probs = np.full((SLOTS, entries), 1.0 / max(entries, 1), np.float32)
     if spoil is not None:
         spoil(ids, probs)
-    return Block(AT, (7,) * SLOTS, (0.5,) * SLOTS, SparseQ.of(ids, probs))
+    return VerifyItem(AT, 5, (7,) * SLOTS, SparseQ.of(ids, probs) if entries else NO_Q)
 
 
-def came(blocks: list[Block]) -> Blocks:
-    message = draft_pb2.Blocks(**write_blocks(blocks, 1))
-    return read_blocks(len(blocks), draft_pb2.Blocks.FromString(message.SerializeToString()), VOCAB)
+def bad(items: list[VerifyItem], kinds: list[int]) -> list[int]:
+    params = [SamplingParams(rule=Rule.BLOCK if entries else Rule.COUPLED) for entries in kinds]
+    return unsound(items, params, VOCAB)
 
 
-def coupled(blocks: Blocks) -> list[bool | None]:
-    return [entries == 0 for entries in blocks.entries]
-
-
-SPOILS: dict[str, Callable[[np.ndarray, np.ndarray], None]] = {
+SPOILS: dict[str, Spoil] = {
     "an id beyond the vocabulary": lambda ids, _: ids.__setitem__((1, 1), VOCAB),
     "an id twice": lambda ids, _: ids.__setitem__((2, 1), ids[2, 2]),
     "a sum that is not 1": lambda _, probs: probs.__setitem__((0, 1), 0.5),
@@ -50,33 +45,22 @@ SPOILS: dict[str, Callable[[np.ndarray, np.ndarray], None]] = {
 @pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS)
 @pytest.mark.parametrize("kinds", [[4, 4, 4], KINDS], ids=["alike", "of all kinds"])
 @pytest.mark.parametrize("place", [0, -1])
-def test_only_the_row_that_is_spoilt_is_named(
-    spoil: Callable[[np.ndarray, np.ndarray], None], kinds: list[int], place: int
-) -> None:
+def test_only_the_row_that_is_spoilt_is_named(spoil: Spoil, kinds: list[int], place: int) -> None:
     fours = [row for row, entries in enumerate(kinds) if entries == 4]
-    blocks = came([block(entries, spoil if row == fours[place] else None) for row, entries in enumerate(kinds)])
-    assert unsound(blocks, coupled(blocks), VOCAB) == [fours[place]]
+    items = [block(entries, spoil if row == fours[place] else None) for row, entries in enumerate(kinds)]
+    assert bad(items, kinds) == [fours[place]]
 
 
 def test_sound_blocks_of_all_kinds_pass_and_so_do_empty_ones() -> None:
-    blocks = came([*map(block, KINDS), Block(AT)])
-    assert unsound(blocks, coupled(blocks), VOCAB) == []
-
-
-def test_a_row_that_is_spoilt_already_hides_no_other() -> None:
-    """Its bytes still lie between those of its neighbours."""
-    wrong_id = block(4)._replace(token_ids=(7, VOCAB, 7))
-    blocks = came([wrong_id, block(4), block(4, SPOILS["an id twice"]), block(4)])
-    assert blocks.lengths == [0, SLOTS, SLOTS, SLOTS]
-    assert unsound(blocks, coupled(blocks), VOCAB) == [2]
+    empty = VerifyItem(AT, 5, (), NO_Q)
+    assert bad([*map(block, KINDS), empty, empty], [*KINDS, 4, 0]) == []
 
 
 def test_who_needs_distributions_has_some_and_who_does_not_has_none() -> None:
-    blocks = came([block(0), block(4), block(4)])
-    assert unsound(blocks, [False, True, False], VOCAB) == [0, 1]
+    assert bad([block(0), block(4), block(4)], [4, 0, 4]) == [0, 1]
 
 
-def test_a_row_that_nobody_waits_for_is_nobodys_fault() -> None:
-    """Without its sequence nobody knows whether it was to come with distributions."""
-    blocks = came([block(0), block(4, SPOILS["not a number"])])
-    assert unsound(blocks, [None, None], VOCAB) == []
+@pytest.mark.parametrize("cut", [{"ids": b""}, {"probs": b"\0" * 4}], ids=["ids", "probabilities"])
+def test_bytes_that_are_no_distributions_of_so_many_slots_are_none(cut: dict[str, bytes]) -> None:
+    short = block(4)
+    assert bad([block(4), short._replace(q=short.q._replace(**cut))], [4, 4]) == [1]

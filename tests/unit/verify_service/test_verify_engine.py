@@ -10,7 +10,7 @@ import torch
 
 from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.target import TargetTaps
-from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams, SparseQ, Verdict
+from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, Rule, SamplingParams, SparseQ, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.feature_store import FeatureRows
@@ -131,6 +131,31 @@ def test_rows_of_plain_rounds_are_there_when_they_are_asked_for(
     assert kept.token_ids == tokens[:-1]
     expected = direct_rows(golden_target, golden_drafter, tokens[:-1])
     torch.testing.assert_close(kept.rows.float(), expected, rtol=1e-2, atol=1e-2)  # bf16
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_a_block_that_cannot_have_been_drafted_is_judged_as_an_empty_one(engine: VerifyEngine, rule: Rule) -> None:
+    law = SamplingParams(seed=3, rule=rule)
+    said: list[list[Verdict]] = []
+    for first in (1, 4):  # the same three sequences twice
+        numbers = range(first, first + 3)
+        anchors = [begin(engine, number, PROMPT, law) for number in numbers]
+        sound, other, last = (
+            item(number, 1, len(PROMPT) + 1, anchor, [9, 11]) for number, anchor in zip(numbers, anchors, strict=True)
+        )
+        if rule is Rule.COUPLED:
+            sound, last = (each._replace(q=NO_Q) for each in (sound, last))
+            wrong = other
+        else:
+            wrong = other._replace(q=SparseQ.of(np.array([[9], [12]], "u4"), np.ones((2, 1), "f4")))
+        outcomes = engine.verify([sound, wrong if first == 1 else other.prefix(0), last])
+        assert all(isinstance(each, Verdict) for each in outcomes)
+        said.append([each._replace(cursor=each.cursor._replace(sequence=0)) for each in outcomes])  # type: ignore[union-attr]
+        assert [each.judged for each in said[-1]] == [2, 0, 2]
+    assert said[0] == said[1]
+    kept = engine.features(Cursor(2, 1, 2, len(PROMPT) + 2), 0)
+    assert isinstance(kept, FeatureRows)
+    assert len(kept.rows) == len(PROMPT) + 1
 
 
 def test_sequences_that_do_not_keep_features_cannot_be_resent(engine: VerifyEngine) -> None:
