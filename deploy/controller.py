@@ -22,7 +22,7 @@ from deploy.autoscale import AutoscaleConfig, Autoscaler
 from deploy.fleet import Announcer, Fleet, Pending, StartedProcess, StartFailed
 from deploy.load_report import LoadSample, LoadWindow
 from deploy.probe import Health, Probe
-from deploy.reconcile import Observed, Phase, Start, Stop
+from deploy.reconcile import Observed, Phase
 from deploy.service_registry import ROOMS
 from deploy.topology import ProcessRole, Replica, Topology, adopted, resized
 from dspark.errors import ConfigError, DsparkError
@@ -92,8 +92,12 @@ class Controller:
         """One look around: probe, decide, act, announce."""
         await asyncio.gather(*(self._watch(name) for name in list(self._running)))
         await self._follow_coordinator()
-        for action in reconcile.plan(self._topology.names, self._seen, time.monotonic()):
-            self._act(action)
+        starts, stops = reconcile.plan(self._topology.names, self._seen, time.monotonic())
+        for name in filter(self._idle, starts):
+            self._begin(name)
+        for name in filter(self._idle, stops):
+            self._seen[name] = Observed(Phase.STOPPING, time.monotonic())
+            self._tasks[name] = asyncio.create_task(self._stop(name))
         await self._announce()
         await self._follow_load()
 
@@ -165,21 +169,18 @@ class Controller:
             await asyncio.gather(*(self._fleet.end(name, grace_s) for name in names), return_exceptions=True)
         await asyncio.gather(*(probe.close() for probe in self._probes.values()), return_exceptions=True)
 
-    def _act(self, action: Start | Stop) -> None:
-        now, name = time.monotonic(), action.name
-        if name in self._tasks and not self._tasks[name].done():
-            return
-        if isinstance(action, Stop):
-            self._seen[name] = Observed(Phase.STOPPING, now)
-            self._tasks[name] = asyncio.create_task(self._stop(name))
-            return
+    def _idle(self, name: str) -> bool:
+        """Whether nothing is being done with it."""
+        return name not in self._tasks or self._tasks[name].done()
+
+    def _begin(self, name: str) -> None:
         replica = self._topology.named(name)
         assert replica is not None, "plan starts only what is desired"
         if replica.role is ProcessRole.FRONTEND:
             if self._topology.coordinator.name not in self._running:
                 return  # nobody to attach to; the next tick asks again
             replica = self._placed(replica)
-        self._seen[name] = reconcile.starting(self._seen.get(name), now)
+        self._seen[name] = reconcile.starting(self._seen.get(name), time.monotonic())
         log.info("replica.starting", replica=name, start=self._seen[name].starts)
         self._tasks[name] = asyncio.create_task(self._launch(replica))
 

@@ -40,36 +40,20 @@ class Observed:
     starts: int = 0
 
 
-@dataclass(frozen=True)
-class Start:
-    """Start a replica."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Stop a replica nobody wants any more."""
-
-    name: str
-
-
-Action = Start | Stop
-
-
-def plan(desired: Set[str], observed: Mapping[str, Observed], now: float) -> list[Action]:
-    """What to do now, in a stable order. A replica in transition is left alone."""
-    actions: list[Action] = [
-        Start(name)
+def plan(desired: Set[str], observed: Mapping[str, Observed], now: float) -> tuple[list[str], list[str]]:
+    """(whom to start now, whom to stop because nobody wants it), in a stable order. A replica in transition is left
+    alone."""
+    starts = [
+        name
         for name in sorted(desired)
         if (seen := observed.get(name)) is None or (seen.phase is Phase.DOWN and now >= seen.since + delay_s(seen))
     ]
-    actions += [
-        Stop(name)
+    stops = [
+        name
         for name, seen in sorted(observed.items())
         if name not in desired and seen.phase in (Phase.SERVING, Phase.STARTING)
     ]
-    return actions
+    return starts, stops
 
 
 def delay_s(seen: Observed) -> float:

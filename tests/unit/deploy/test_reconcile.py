@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 from deploy import reconcile
-from deploy.reconcile import Observed, Phase, Start, Stop, plan
+from deploy.reconcile import Observed, Phase, plan
 
 
 def test_what_is_desired_and_absent_is_started_in_a_stable_order() -> None:
-    assert plan({"verify/1", "draft/0", "verify/0"}, {}, 0.0) == [
-        Start("draft/0"),
-        Start("verify/0"),
-        Start("verify/1"),
-    ]
+    assert plan({"verify/1", "draft/0", "verify/0"}, {}, 0.0) == (["draft/0", "verify/0", "verify/1"], [])
 
 
 def test_what_is_desired_and_serving_is_left_alone() -> None:
-    assert plan({"verify/0"}, {"verify/0": Observed(Phase.SERVING, 0.0)}, 99.0) == []
+    assert plan({"verify/0"}, {"verify/0": Observed(Phase.SERVING, 0.0)}, 99.0) == ([], [])
 
 
 def test_a_replica_in_transition_is_left_alone() -> None:
     seen = {"verify/0": Observed(Phase.STARTING, 0.0), "draft/1": Observed(Phase.STOPPING, 0.0)}
-    assert plan({"verify/0"}, seen, 1_000.0) == []
+    assert plan({"verify/0"}, seen, 1_000.0) == ([], [])
 
 
 def test_what_nobody_desires_is_stopped() -> None:
     seen = {"draft/1": Observed(Phase.SERVING, 0.0), "draft/2": Observed(Phase.STARTING, 0.0)}
-    assert plan(set(), seen, 1.0) == [Stop("draft/1"), Stop("draft/2")]
+    assert plan(set(), seen, 1.0) == ([], ["draft/1", "draft/2"])
 
 
 def test_a_replica_lost_while_serving_is_replaced_at_once() -> None:
     seen = reconcile.starting(None, 0.0)
     seen = reconcile.down(reconcile.serving(seen, 5.0), 8.0, "connection refused")
-    assert plan({"draft/0"}, {"draft/0": seen}, 8.0) == [Start("draft/0")]
+    assert plan({"draft/0"}, {"draft/0": seen}, 8.0) == (["draft/0"], [])
 
 
 def test_a_replica_that_keeps_failing_waits_twice_as_long_each_time_up_to_a_bound() -> None:
@@ -39,9 +35,9 @@ def test_a_replica_that_keeps_failing_waits_twice_as_long_each_time_up_to_a_boun
     for _ in range(9):
         seen = reconcile.down(seen, now, "no memory")
         waits.append(reconcile.delay_s(seen))
-        assert plan({"x"}, {"x": seen}, now + waits[-1] - 0.001) == []
+        assert plan({"x"}, {"x": seen}, now + waits[-1] - 0.001) == ([], [])
         now += waits[-1]
-        assert plan({"x"}, {"x": seen}, now) == [Start("x")]
+        assert plan({"x"}, {"x": seen}, now) == (["x"], [])
         seen = reconcile.starting(seen, now)
     assert waits == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     assert seen.starts == 10
@@ -55,5 +51,5 @@ def test_a_long_life_is_forgiven() -> None:
 
 def test_a_fatal_start_is_not_repeated_at_once() -> None:
     seen = reconcile.down(reconcile.starting(None, 0.0), 0.0, "model.safetensors lacks fc.weight", fatal=True)
-    assert plan({"draft/0"}, {"draft/0": seen}, 0.5) == []
-    assert plan({"draft/0"}, {"draft/0": seen}, 1.0) == [Start("draft/0")]
+    assert plan({"draft/0"}, {"draft/0": seen}, 0.5) == ([], [])
+    assert plan({"draft/0"}, {"draft/0": seen}, 1.0) == (["draft/0"], [])
