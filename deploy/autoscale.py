@@ -58,14 +58,6 @@ class Memory:
     rests_until: float = float("-inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    up_after_s: float
-    down_after_s: float
-    zero_after_s: float
-    cool_down_s: float
-
-
 def drafters_needed(reading: PoolReading, size: int, config: AutoscaleConfig) -> Need:
     """By the work the drafters do: `size * drafter_busy` of them are busy all the time."""
     if not reading.streams:
@@ -104,7 +96,7 @@ def verifiers_needed(reading: PoolReading, size: int, config: AutoscaleConfig) -
 
 
 def step(
-    memory: Memory, size: int, need: Need, least: int, most: int, patience: Patience, now: float
+    memory: Memory, size: int, need: Need, least: int, most: int, patience: AutoscaleConfig, now: float
 ) -> tuple[Memory, int]:
     """One look at a settled pool of `size`. Returns what to remember and the size to have."""
     need = Need(min(max(need.at_least, least), most), min(max(need.enough, least), most), need.why)
@@ -138,20 +130,19 @@ class Autoscaler:
         self.why = {"verify": "", "draft": ""}  # what the last look saw
         self._verifiers = Memory()
         self._drafters = Memory()
-        self._patience = Patience(config.up_after_s, config.down_after_s, config.zero_after_s, config.cool_down_s)
 
     def look(self, reading: PoolReading, verifiers: int, drafters: int, now: float) -> tuple[int, int]:
         """(verifiers, drafters) to have, for pools that are settled at the given sizes."""
-        config, patience = self.config, self._patience
+        config = self.config
         need = verifiers_needed(reading, verifiers, config)
         self.why["verify"] = need.why
         self._verifiers, wanted_verifiers = step(
-            self._verifiers, verifiers, need, config.min_verifiers, config.max_verifiers, patience, now
+            self._verifiers, verifiers, need, config.min_verifiers, config.max_verifiers, config, now
         )
         need = drafters_needed(reading, drafters, config)
         self.why["draft"] = need.why
         self._drafters, wanted_drafters = step(
-            self._drafters, drafters, need, config.min_drafters, config.max_drafters, patience, now
+            self._drafters, drafters, need, config.min_drafters, config.max_drafters, config, now
         )
         return wanted_verifiers, wanted_drafters
 

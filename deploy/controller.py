@@ -21,7 +21,7 @@ from deploy import reconcile
 from deploy.autoscale import AutoscaleConfig, Autoscaler
 from deploy.fleet import Announcer, Fleet, Pending, StartedProcess, StartFailed
 from deploy.load_report import LoadSample, LoadWindow
-from deploy.probe import Health, Probe
+from deploy.probe import Probe
 from deploy.reconcile import Observed, Phase
 from deploy.service_registry import ROOMS
 from deploy.topology import ProcessRole, Replica, Topology, adopted, resized
@@ -225,24 +225,22 @@ class Controller:
         for name in [name for name in self._fronts if name in self._running]:
             if self._fronts[name][0] != coordinator.endpoint:
                 log.warning("frontend.follows", replica=name, coordinator=coordinator.endpoint)
-                await self._fleet.end(name, 0.0)
-                await self._forget(name)
-                self._seen[name] = reconcile.down(self._seen[name], time.monotonic(), "the coordinator has moved")
+                await self._lost(name, "the coordinator has moved")
 
     async def _watch(self, name: str) -> None:
         probe = self._probes.get(name)
         if probe is None or self._seen[name].phase is not Phase.SERVING:
             return  # one that is being stopped may refuse as it likes
-        health = await probe.look()
-        now = time.monotonic()
-        if health is Health.ANSWERS:
-            return
-        if probe.misses >= MISSES or now - probe.heard > HUNG_AFTER_S:
+        await probe.look()
+        if probe.misses >= MISSES or time.monotonic() - probe.heard > HUNG_AFTER_S:
             reason = "refuses connections" if probe.misses >= MISSES else f"silent for {HUNG_AFTER_S:.0f} s"
             log.warning("replica.lost", replica=name, reason=reason, pid=self._running[name].pid)
-            await self._fleet.end(name, 0.0)
-            await self._forget(name)
-            self._seen[name] = reconcile.down(self._seen[name], now, reason)
+            await self._lost(name, reason)
+
+    async def _lost(self, name: str, reason: str) -> None:
+        await self._fleet.end(name, 0.0)
+        await self._forget(name)
+        self._seen[name] = reconcile.down(self._seen[name], time.monotonic(), reason)
 
     async def _stop(self, name: str) -> None:
         began = time.monotonic()

@@ -6,7 +6,6 @@ A refused connection is death within two ticks; silence on an open connection is
 from __future__ import annotations
 
 import asyncio
-import enum
 import time
 from collections.abc import Mapping, Set
 from typing import Any
@@ -30,14 +29,6 @@ STATUS_TIMEOUT_S = 5.0
 _ROLES = {ProcessRole.VERIFY: control_pb2.ROLE_VERIFY, ProcessRole.DRAFT: control_pb2.ROLE_DRAFT}
 
 
-class Health(enum.Enum):
-    """What a look found."""
-
-    ANSWERS = enum.auto()
-    REFUSED = enum.auto()
-    SILENT = enum.auto()
-
-
 class Probe:
     """Looks at one process. misses: refused looks in a row. heard: when it last answered."""
 
@@ -47,24 +38,20 @@ class Probe:
         self._endpoint, self._service = endpoint, service
         self.misses = 0
         self.heard = time.monotonic()
-        self.serving = False
 
-    async def look(self) -> Health:
+    async def look(self) -> None:
         """Asks once. Any answer counts as life, be it "not serving"."""
         request = health_pb2.HealthCheckRequest(service=self._service)
         try:
-            reply = await self._stub.Check(request, timeout=LOOK_TIMEOUT_S)
+            await self._stub.Check(request, timeout=LOOK_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            self.serving = False
             # On a busy machine a call may fail while the process is well: only a refused connection is death.
             if error.code() is grpc.StatusCode.UNAVAILABLE and await _refuses(self._endpoint):
                 self.misses += 1
-                return Health.REFUSED
-            self.misses = 0
-            return Health.SILENT
-        self.serving = reply.status == health_pb2.HealthCheckResponse.SERVING
-        self.misses, self.heard = 0, time.monotonic()
-        return Health.ANSWERS
+            else:
+                self.misses = 0
+        else:
+            self.misses, self.heard = 0, time.monotonic()
 
     async def close(self) -> None:
         """Closes the channel."""

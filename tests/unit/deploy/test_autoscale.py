@@ -14,7 +14,6 @@ from deploy.autoscale import (
     Autoscaler,
     Memory,
     Need,
-    Patience,
     PoolReading,
     drafters_needed,
     step,
@@ -23,7 +22,7 @@ from deploy.autoscale import (
 from dspark.errors import ConfigError
 
 CONFIG = AutoscaleConfig(enabled=True, min_drafters=0, max_drafters=6, min_verifiers=1, max_verifiers=4)
-CALM = Patience(up_after_s=6, down_after_s=60, zero_after_s=300, cool_down_s=20)
+CALM = AutoscaleConfig(up_after_s=6, down_after_s=60, zero_after_s=300, cool_down_s=20)
 
 History = list[tuple[float, int, int]]
 
