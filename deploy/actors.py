@@ -25,14 +25,12 @@ class RoomShell:
 
     def __init__(self) -> None:
         self._process: Process | None = None
-        self._name = ""
 
     async def start(
         self, role: str, settings: Mapping[str, Any], *, name: str, secrets: Mapping[str, str], node_ip: str
     ) -> dict[str, Any]:
         """Starts the room. Returns what it is, or {"failed": sentence, "fatal": whether trying again is useless}."""
         configure_logging(role=role, name=name, fmt="json")
-        self._name = name
         try:
             self._process = await start_room(ProcessRole(role), _at_hand(settings, secrets), name=name)
         except DsparkError as error:

@@ -1,7 +1,7 @@
 """Every call to Ray. Plain Core actors, recreated by the controller with a new incarnation, never restarted by Ray.
 
 A local cluster is a child with a session of its own, bound to loopback, with a token of its own; it is ended by
-signals to exactly its processes (`marks.py`).
+signals to exactly its processes (`process_tags.py`).
 """
 
 from __future__ import annotations
@@ -323,20 +323,13 @@ def controller(cell: str) -> Any | None:
 
 def report(cell: str) -> list[dict[str, Any]]:
     """The controller's report."""
-    handle = controller(cell)
-    if handle is None:
-        raise Unavailable("the controller is gone")
-    rows: list[dict[str, Any]] = _get(handle.report.remote(), 15.0, "the controller does not answer")
+    rows: list[dict[str, Any]] = _asked(cell, "report")
     return rows
 
 
 def resize(cell: str, verifiers: int | None, drafters: int | None, autoscale: bool | None) -> tuple[int, int]:
     """Tells the controller new sizes, and whether they follow the load; None keeps what is."""
-    handle = controller(cell)
-    if handle is None:
-        raise Unavailable("the controller is gone")
-    asked = handle.resize.remote(verifiers, drafters, autoscale)
-    wanted: tuple[int, int] | str = _get(asked, 15.0, "the controller does not answer")
+    wanted: tuple[int, int] | str = _asked(cell, "resize", verifiers, drafters, autoscale)
     if isinstance(wanted, str):
         raise ConfigError(wanted)
     return wanted
@@ -352,6 +345,12 @@ def close_cell(cell: str, grace_s: float) -> None:
     for actor in actors_of(cell):
         with contextlib.suppress(ValueError, ray.exceptions.RayError):
             ray.kill(ray.get_actor(actor), no_restart=True)
+
+
+def _asked(cell: str, method: str, *words: object) -> Any:
+    if (handle := controller(cell)) is None:
+        raise Unavailable("the controller is gone")
+    return _get(getattr(handle, method).remote(*words), 15.0, "the controller does not answer")
 
 
 def _get(reference: Any, timeout_s: float, otherwise: str) -> Any:
