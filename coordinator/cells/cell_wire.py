@@ -6,7 +6,7 @@ Commits travel as columns: building and reading them costs half a microsecond a 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 from coordinator.answers.answer import CommittedTokens, End, FirstCommit, Reason, Round
 from coordinator.cells.cell import CellTerms
@@ -17,10 +17,8 @@ from dspark.types import Rule
 from dspark.wire import codec
 from dspark.wire.v1 import frontend_pb2, generate_pb2, types_pb2
 
-FINISH_REASONS = {
-    Reason.STOP: generate_pb2.FINISH_REASON_STOP,
-    Reason.LENGTH: generate_pb2.FINISH_REASON_LENGTH,
-    Reason.ABORT: generate_pb2.FINISH_REASON_ABORT,
+FINISH_REASONS: dict[Reason, Any] = {
+    reason: generate_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in Reason
 }
 _ENDS = {number: reason for reason, number in FINISH_REASONS.items()}
 _MOST_MS = 2**32 - 1

@@ -33,13 +33,6 @@ MAX_KEPT = 4096  # requests that nobody runs; the oldest goes first
 KEPT_SHARE = 0.5  # of a segment, for the tokens of those: the rest of it is for what is committed
 RECORD_TOKENS = 1 << 16  # of one record: with all log-probabilities that may be asked for, a quarter of what one holds
 
-_REASONS = {
-    Reason.STOP: journal_pb2.JournalEnd.REASON_STOP,
-    Reason.LENGTH: journal_pb2.JournalEnd.REASON_LENGTH,
-    Reason.ABORT: journal_pb2.JournalEnd.REASON_ABORT,
-}
-_ENDS = {number: reason for reason, number in _REASONS.items()}
-
 
 @dataclass(slots=True)
 class Said:
@@ -229,7 +222,8 @@ class Journal:
             start += length
         for ended in batch.ends:
             token = ended.matched_token_id if ended.HasField("matched_token_id") else None
-            numbers[ended.number].answers[ended.index].end = End(_ENDS[ended.reason], token)
+            reason = Reason[journal_pb2.JournalEnd.Reason.Name(ended.reason).removeprefix("REASON_")]
+            numbers[ended.number].answers[ended.index].end = End(reason, token)
             numbers[ended.number].touched = batch.unix_s
 
 
@@ -298,5 +292,5 @@ def _ends(entry: Entry) -> list[journal_pb2.JournalEnd]:
 
 def _end(entry: Entry, index: int, end: End) -> journal_pb2.JournalEnd:
     return journal_pb2.JournalEnd(
-        number=entry.number, index=index, reason=_REASONS[end.reason], matched_token_id=end.token_id
+        number=entry.number, index=index, reason=f"REASON_{end.reason.name}", matched_token_id=end.token_id
     )
