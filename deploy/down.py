@@ -13,11 +13,11 @@ from deploy.process_tags import end_all, has_marks, marked
 from deploy.ray_environment import joined
 from dspark.client import Client, NoCell, find_cell
 from dspark.client.cell import Cell, cell_file, is_alive, remove_cell
-from dspark.errors import DsparkError
+from dspark.errors import DsparkError, Expired
 
 Say = Callable[[str], None]
 
-ASK_S = 3.0  # a coordinator that takes longer to say what it does is not waited for
+ASK_S = 3.0  # a coordinator that takes longer to say what it does is taken for a busy one
 GRACE_S = 30.0  # for running streams, unless the user says otherwise
 
 
@@ -37,8 +37,8 @@ def take_down(say: Say, grace_s: float = GRACE_S) -> None:
         say(f"cleared an unusable state file: {error}")
         return
     if cell.ray_pid:
-        if grace_s > 0 and is_alive(cell.ray_pid) and (running := busy(cell)):
-            say(f"draining: {running} requests have up to {grace_s:g} s to finish")
+        if grace_s > 0 and is_alive(cell.ray_pid) and (running := under_way(cell)):
+            say(f"draining: {running} have up to {grace_s:g} s to finish")
             with contextlib.suppress(DsparkError):  # a cell that does not listen is ended all the same
                 close_remote(cell, say, grace_s)
         left = stop_head(Head(cell.ray_address, own(cell.ray_pid, cell.cell_id), Path(cell.ray_dir), cell.cell_id))
@@ -65,14 +65,17 @@ def own(leader: int, cell_id: str) -> int:
     return leader if not has_marks() or leader in marked(cell_id) else 0
 
 
-def busy(cell: Cell) -> int:
-    """Requests that run or wait; 0 too when nobody answers."""
+def under_way(cell: Cell) -> str:
+    """Requests that run or wait, in words; nothing where there are none, or nobody listens."""
     try:
         with Client(cell.endpoint, token=cell.token(), tls=cell.tls()) as client:
             reply = client.status(timeout=ASK_S)
+    except Expired:
+        return "requests"
     except DsparkError:
-        return 0
-    return reply.queued + sum(lane.running + lane.waiting for lane in reply.lanes)
+        return ""
+    count = reply.queued + sum(lane.running + lane.waiting for lane in reply.lanes)
+    return f"{count} requests" if count else ""
 
 
 def close_remote(cell: Cell, say: Say, grace_s: float = 0.0) -> None:
