@@ -2,6 +2,7 @@
 
     python -m benchmarks.forms_answers --part 1/12 --kept FILE
     python -m benchmarks.forms_answers --kept FILE            # whatever of it is not done yet, then the row
+    python -m benchmarks.forms_answers --forced               # another row: tokens that a form left no choice for
 
 Every answer that ended by itself has to be valid, and its ids have to be those without drafts. Tokens a second are of
 each answer alone, beside the same question without a form. Cases in FILE are not asked again.
@@ -14,6 +15,7 @@ import json
 import re
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,11 @@ from benchmarks.forms_cases import expressions, schemas
 from benchmarks.row import Row, note
 from deploy.processes import ProcessCell
 from dspark import shipped
+from dspark.decoding.masking import in_form
+from dspark.model.checkpoint import load_target
+from dspark.types import Constraint, ConstraintKind
+from verify_service.grammars.compiling import compiled, make_compiler
+from verify_service.grammars.grammars import CompiledGrammar
 
 LONGEST = 96  # tokens
 
@@ -51,8 +58,12 @@ def ask(
         body["speculation"] = {"policy": policy}
     if form is not None:
         body["structured_outputs"] = {"json" if name == "json_schema" else name: value for name, value in form.items()}
-    began = time.perf_counter()
-    response = client.post("/v1/completions", json=body)
+    while True:
+        began = time.perf_counter()
+        response = client.post("/v1/completions", json=body)
+        if response.status_code != 429:  # on a busy machine no time may be left for the form
+            break
+        time.sleep(float(response.headers["retry-after"]))
     if response.status_code != 200:
         raise SystemExit(f"{form}: {response.text}")
     answer = response.json()
@@ -113,11 +124,39 @@ def shown(rows: Sequence[dict[str, Any]], as_json: bool) -> int:
     return Row("forms-answers", "answers in forms on the shipped pair", value, bar, not wrong).show(as_json=as_json)
 
 
+def forced(client: httpx.Client, wanted: Sequence[tuple[str, dict[str, Any], str]], until: float) -> dict[str, Any]:
+    """Of answers under the default policy, by kind of form: tokens, those that were the only ones to come, and those
+    of them that came behind one that was chosen."""
+    target = load_target(shipped.TARGET)
+    compiler = make_compiler(target.folder, target.vocab_size, target.stop_ids)
+    told = {"json_schema": Counter[str](), "regex": Counter[str]()}
+    for name, form, question in wanted:
+        if time.monotonic() > until:
+            break
+        answer = ask(client, question, form, "")
+        ((kind, given),) = form.items()
+        text = given if kind == "regex" else json.dumps(given)
+        made = compiled(compiler, Constraint(ConstraintKind[kind.upper()], text))
+        matcher, before = CompiledGrammar(made, target.stop_ids).matcher(), False
+        ids = answer["ids"]
+        if answer["ended"] and ids[-1:] != list(target.stop_ids[:1]):
+            ids = [*ids, target.stop_ids[0]]
+        for token in ids:
+            single = in_form(matcher.masks(()), (), 0).forced[0]
+            told[kind] += Counter(tokens=1, forced=single, runs=single and not before)
+            matcher.accept([token])
+            before = single
+        told[kind] += Counter(answers=1, ended=answer["ended"])
+        note(f"{name}: {dict(told[kind])}")
+    return {kind: {**counts, "share": round(counts["forced"] / counts["tokens"], 3)} for kind, counts in told.items()}
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.forms_answers", description=__doc__)
     parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth case from the Ith on")
     parser.add_argument("--kept", type=Path, help="rows of cases, one a line; goes on behind them")
     parser.add_argument("--seconds", type=float, default=1e9, help="begins no case after so long")
+    parser.add_argument("--forced", action="store_true", help="count tokens that were the only ones to come")
     parser.add_argument("--json", action="store_true", help="print one JSON row")
     args = parser.parse_args(argv)
     first, step = map(int, args.part.split("/"))
@@ -132,6 +171,11 @@ def main(argv: list[str] | None = None) -> int:
             ProcessCell(shipped.TARGET, shipped.drafter(), coordinator={"http": "127.0.0.1:0"}) as cell,
             httpx.Client(base_url=cell.children["coordinator/0"].http, timeout=120.0) as client,
         ):
+            if args.forced:
+                value = forced(client, wanted, began + args.seconds)
+                return Row("forms-forced", "tokens that a form left no choice for", value, "a figure", True).show(
+                    as_json=args.json
+                )
             for name, form, question in wanted:
                 if time.monotonic() - began > args.seconds:
                     break
