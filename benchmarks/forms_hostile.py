@@ -121,18 +121,17 @@ def main(argv: list[str] | None = None) -> int:
         attack(url, Constraint(ConstraintKind.REGEX, "x"))  # starts the compiler
         with HonestStream(url) as calm:
             time.sleep(args.alone)
-        waves, beside = {}, dict[int, list[float]]()
-        for at_once in (1, args.at_once):
+        waves, holds = dict[str, dict[str, Any]](), True
+        for name, at_once in (("one", 1), ("several", args.at_once)):
             with HonestStream(url) as hurt:
                 time.sleep(2.0)
-                waves[f"{at_once} at once"] = wave(url, at_once)
-            beside[at_once] = hurt.gaps
-    for at_once, made in zip(beside, waves.values(), strict=True):
-        made |= gaps_ms(calm.gaps, beside[at_once])
-    holds = all(not each["other"] and each["slowest_refusal_s"] <= REFUSED_S for each in waves.values())
-    holds &= all(p99(gaps) <= WORSE * p99(calm.gaps) for gaps in beside.values())
+                waves[name] = wave(url, at_once)
+            waves[name] |= gaps_ms(calm.gaps, hurt.gaps)
+            holds &= not waves[name]["other"] and waves[name]["slowest_refusal_s"] <= REFUSED_S
+            holds &= p99(hurt.gaps) <= WORSE * p99(calm.gaps)
+    value = {**waves, "at_once": args.at_once}
     bar = f"refused within {REFUSED_S:g} s, told to come again, or served; honest p99 <= {WORSE:g} x alone"
-    return Row("forms-hostile", "hostile grammars beside an honest stream", waves, bar, holds).show(as_json=args.json)
+    return Row("forms-hostile", "hostile grammars beside an honest stream", value, bar, holds).show(as_json=args.json)
 
 
 if __name__ == "__main__":
