@@ -22,12 +22,12 @@ WORKERS = (f"{ProcessRole.VERIFY}/", f"{ProcessRole.DRAFT}/")
 
 
 def _until_nothing(pending: Callable[[], str], late: str, deadline: float, say: Say) -> None:
-    """Until nothing is pending any more. `late`: what it is called when that takes too long."""
+    """Until nothing is pending any more. `late`: what is said before it when that takes too long."""
     reminded = time.monotonic()
     while found := pending():
         now = time.monotonic()
         if now > deadline:
-            raise Unavailable(f"{late}: {found}")
+            raise Unavailable(f"{late} {found}")
         if now - reminded > REMIND_EVERY_S:
             reminded = now
             say(f"still waiting: {found}")
@@ -57,7 +57,7 @@ def await_replicas(report: Callable[[], list[dict[str, Any]]], deadline: float, 
         missing = [shown[row["name"]] for row in rows if row["phase"] != "serving"]
         return "; ".join([*missing, *(f"{name} has not left" for name in leaving)])
 
-    _until_nothing(pending, "not serving in time", deadline, say)
+    _until_nothing(pending, "not serving in time:", deadline, say)
     return rows
 
 
@@ -82,7 +82,7 @@ def await_lanes(cell: Cell, verifiers: int, drafters: int, deadline: float, say:
         return waiting or f"{len(reply.lanes)} of {verifiers} lanes, {len(fed)} of {drafters} drafters feed"
 
     with Client(cell.endpoint, token=cell.token(), tls=cell.tls()) as client:
-        _until_nothing(pending, "the coordinator is up but not connected in time", deadline, say)
+        _until_nothing(pending, "the coordinator is up but not connected in time:", deadline, say)
 
 
 def scale(verifiers: int | None, drafters: int | None, autoscale: bool | None, say: Say) -> tuple[int, int]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 settings.register_profile("untimed", deadline=None)  # a busy machine fails no example
@@ -22,6 +24,16 @@ def _own_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: 
     """Nothing a test does may touch the user's clusters or stored cost curves."""
     if request.node.get_closest_marker("ray") is None:
         monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "dspark-home"))
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """What a test sets up for a process of its own is not half of the next one's."""
+    before = structlog.get_config() if structlog.is_configured() else None
+    yield
+    structlog.reset_defaults()
+    if before is not None:
+        structlog.configure(**before)
 
 
 @pytest.fixture(autouse=True)

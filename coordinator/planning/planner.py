@@ -186,8 +186,10 @@ class Planner:
         kept = next((each for each in (plain, *drafted) if self._same(each)), best)
         self._last = kept if best.rate < STAYS * kept.rate else best
         chosen = self._last
-        likely = max(drafted, key=lambda option: option.rate)
-        whole = max((each for each in drafted if each.slots == self.block), key=lambda option: option.rate)
+        # One plan among others fills no pipeline: what is tried keeps the cohorts that are in force.
+        tried = [each for each in drafted if each.cohorts == chosen.cohorts] or drafted
+        likely = max(tried, key=lambda option: option.rate)
+        whole = max((each for each in tried if each.slots == self.block), key=lambda option: option.rate)
         drawn = self._drawn(lane.sequences[0])
         if self._blocks < WARM_UP or drawn < self._share(whole):
             return self._plan(lane, whole)

@@ -297,6 +297,12 @@ MUTANTS: list[Mutant] = [
             (f"{P}plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear",),
         ),
         (
+            "what is tried takes cohorts of its own",
+            "if each.cohorts == chosen.cohorts] or drafted",
+            "]",
+            (f"{P}what_is_tried_for_one_plan_keeps_the_cohorts_in_force",),
+        ),
+        (
             "a lane that drafts never goes without",
             "PLAINLY * self._share(plain)",
             "0.0 * PLAINLY * self._share(plain)",

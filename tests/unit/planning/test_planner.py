@@ -11,7 +11,7 @@ from rounds_of import CONTEXT, COSTS, HARD, MIXED, SLOTS, Costs, live, planned
 from coordinator.planning.acceptance import AcceptanceEstimator
 from coordinator.planning.cost import OUTLIER, CostCorrector, RunningRatio
 from coordinator.planning.planner import FinishedPass, PlannedLane, Planner
-from dspark.rounds.plan import PlanKind, prefixes
+from dspark.rounds.plan import Plan, PlanKind, prefixes
 from dspark.synthetic.spec import load_spec
 
 ROOT = Path(__file__).parents[3]
@@ -171,20 +171,28 @@ def test_a_draft_takes_what_those_take_who_are_drafted_for() -> None:
     assert corrector.round_s(tokens, CONTEXT, 64, 2, 4, 1)[0] == pytest.approx(15e-3)
 
 
-def test_plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear() -> None:
-    def tried(costs: Costs, plans: int) -> list[int]:
-        planner = Planner(CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s)), SLOTS)
-        poor = np.full((64, SLOTS), 0.2)
-        nothing = np.zeros(64, np.int64)
-        planner.learn(
-            FinishedPass(["d"] * 64, poor, nothing, nothing, np.ones(64), CONTEXT, 64, 0, costs.verify_s(64), 0.2, 0.05)
-        )
-        return [planner.next(lane(64, cohorts=1)).terms.slots for _ in range(plans)]
+def tried(costs: Costs, plans: int, cohorts: int = 1) -> list[Plan]:
+    """Of a lane whose drafts are poor."""
+    planner = Planner(CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s)), SLOTS)
+    poor = np.full((64, SLOTS), 0.2)
+    nothing = np.zeros(64, np.int64)
+    planner.learn(
+        FinishedPass(["d"] * 64, poor, nothing, nothing, np.ones(64), CONTEXT, 64, 0, costs.verify_s(64), 0.2, 0.05)
+    )
+    return [planner.next(lane(64, cohorts)) for _ in range(plans)]
 
-    dear = tried(COSTS["cpu"], 300)
-    assert dear[:40] == tried(COSTS["cpu"], 40), "the same keys, the same plans"
+
+def test_plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear() -> None:
+    dear = [plan.terms.slots for plan in tried(COSTS["cpu"], 300)]
+    assert dear[:40] == [plan.terms.slots for plan in tried(COSTS["cpu"], 40)], "the same keys, the same plans"
     assert 0 < np.count_nonzero(dear) < 30
     assert dear.count(SLOTS) > 0, "whole blocks, too"
+
+
+def test_what_is_tried_for_one_plan_keeps_the_cohorts_in_force() -> None:
+    plans = tried(COSTS["cpu"], 300, cohorts=2)
+    assert sum(plan.terms.slots == 0 for plan in plans) > 250
+    assert {plan.cohorts for plan in plans if plan.terms.slots} == {1}, "two would find no round to hide a draft in"
 
 
 def test_nobody_is_planned_for_without_a_sequence_and_caps_leave_room_for_anchors() -> None:
