@@ -47,6 +47,7 @@ class OutstandingOrder(NamedTuple):
     came: float = 0.0
     draft_s: float = 0.0  # device time of the drafter's pass
     version: str = ""  # of the drafter
+    spoilt: bool = False  # it was seen at once that nothing of it can have been drafted
 
 
 class HeldBlock(NamedTuple):
@@ -292,11 +293,12 @@ class Drafters:
         blocks = read_blocks(len(order.rows), message, self._engine.target.vocab_size)
         # Beside those whose values are none. What was drafted decides nothing of it: no honest one is among them.
         blocks.spoil([row for row, asked in enumerate(order.rows) if blocks.lengths[row] > asked.slots])
+        whole = bool(blocks.spoilt) and len(blocks.spoilt) == len(order.rows)
         if blocks.spoilt:
-            if len(blocks.spoilt) == len(order.rows):
+            if whole:
                 _count(known, True)
             self._metrics.dropped.labels(kind="block", reason="malformed").inc(len(blocks.spoilt))
-        self._answered(message.order, order, message.forward_ns * 1e-9, known.version)
+        self._answered(message.order, order._replace(spoilt=whole), message.forward_ns * 1e-9, known.version)
         for row, asked in enumerate(order.rows):
             held = self.blocks.get(asked.sequence)
             if self._waits(asked) and (held is None or held.order < message.order):
@@ -313,7 +315,7 @@ class Drafters:
         whole = {held.order for held in spoilt if len(held.blocks.spoilt) == len(held.blocks.lengths)}
         for number, order in orders.items():
             known = self._known.get(order.drafter)
-            if known is None or known.stream is None:
+            if known is None or known.stream is None or order.spoilt:
                 continue
             try:
                 _count(known, number in whole)

@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import openai
-import workers as processes
 from synthetic_file import synthetic_file
+
+from tests.services import workers as processes
 
 PAIR = Path(__file__).parent.parent / "data" / "pair"
 TARGET, DRAFTER = PAIR / "target", PAIR / "drafter"
