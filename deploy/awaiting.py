@@ -68,7 +68,7 @@ def await_lanes(cell: Cell, verifiers: int, drafters: int, deadline: float, say:
         try:
             reply = client.status()
         except DsparkError as error:
-            return str(error)
+            return str(error) or type(error).__name__
         states = {process.name: process.state for process in reply.processes}
         connected = sum(state == "serving" for name, state in states.items() if name.startswith(WORKERS))
         fed = {name for lane in reply.lanes for name in lane.drafters}

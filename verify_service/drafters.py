@@ -7,7 +7,7 @@ protocol is a lost drafter, tried again after a pause.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -47,7 +47,6 @@ class OutstandingOrder(NamedTuple):
     came: float = 0.0
     draft_s: float = 0.0  # device time of the drafter's pass
     version: str = ""  # of the drafter
-    spoilt: bool = False  # it was seen at once that nothing of it can have been drafted
 
 
 class HeldBlock(NamedTuple):
@@ -293,12 +292,11 @@ class Drafters:
         blocks = read_blocks(len(order.rows), message, self._engine.target.vocab_size)
         # Beside those whose values are none. What was drafted decides nothing of it: no honest one is among them.
         blocks.spoil([row for row, asked in enumerate(order.rows) if blocks.lengths[row] > asked.slots])
-        whole = bool(blocks.spoilt) and len(blocks.spoilt) == len(order.rows)
         if blocks.spoilt:
-            if whole:
+            if len(blocks.spoilt) == len(order.rows):
                 _count(known, True)
             self._metrics.dropped.labels(kind="block", reason="malformed").inc(len(blocks.spoilt))
-        self._answered(message.order, order._replace(spoilt=whole), message.forward_ns * 1e-9, known.version)
+        self._answered(message.order, order, message.forward_ns * 1e-9, known.version)
         for row, asked in enumerate(order.rows):
             held = self.blocks.get(asked.sequence)
             if self._waits(asked) and (held is None or held.order < message.order):
@@ -306,8 +304,11 @@ class Drafters:
         why = [_WHY[reason] for reason in blocks.empty_reasons]
         return BlocksCame(message.order, blocks.confidences(), blocks.watermarks, why)
 
-    def judged(self, orders: Mapping[int, OutstandingOrder], spoilt: Sequence[HeldBlock]) -> list[Told]:
-        """Blocks of these orders were in a pass, in which it was found out that some cannot have been drafted."""
+    def judged(
+        self, orders: Mapping[int, OutstandingOrder], spoilt: Sequence[HeldBlock], sound: Set[int]
+    ) -> list[Told]:
+        """Blocks of these orders were in a pass, in which it was found out that some cannot have been drafted. sound:
+        orders of which it judged another one. Blocks without a slot to judge say nothing of their drafter."""
         lost: list[Told] = []
         for held in spoilt:
             held.blocks.spoil([held.row])
@@ -315,7 +316,7 @@ class Drafters:
         whole = {held.order for held in spoilt if len(held.blocks.spoilt) == len(held.blocks.lengths)}
         for number, order in orders.items():
             known = self._known.get(order.drafter)
-            if known is None or known.stream is None or order.spoilt:
+            if known is None or known.stream is None or number not in whole | sound:
                 continue
             try:
                 _count(known, number in whole)

@@ -118,6 +118,7 @@ class RoundPasses:
             return [PassFailed(running.number)]
         outcomes = iter(judged.outcomes)
         spoilt: list[HeldBlock] = []
+        sound: set[int] = set()  # orders
         verdicts: dict[int, Verdict] = {}
         drawn: list[Drawn] = []
         for item in running.items:
@@ -132,13 +133,17 @@ class RoundPasses:
                 held = self._drafters.blocks.pop(item.cursor.sequence, None)  # it holds all that came for its order
                 tokens = (*item.draft_ids[: outcome.accepted], outcome.next_token)
                 drawn.append(Drawn(tokens) if outcome.form is None else Drawn(tokens, *outcome.form))
-                if outcome.judged < len(item.draft_ids) and held is not None:
+                if held is None or not item.draft_ids:
+                    continue
+                if outcome.judged < len(item.draft_ids):
                     drawn[-1] = drawn[-1]._replace(spoilt=True)
                     spoilt.append(held)
+                else:
+                    sound.add(held.order)
         self._ran[running.number] = Ran(running, judged, verdicts, time.monotonic())
         while len(self._ran) > REMEMBERED:
             self._note(self._ran.pop(next(iter(self._ran))).judged)
-        return [PassEnded(running.number, drawn), *self._drafters.judged(running.orders, spoilt)]
+        return [PassEnded(running.number, drawn), *self._drafters.judged(running.orders, spoilt, sound)]
 
     def _note(self, judged: Judged) -> None:
         metrics = self._metrics

@@ -6,6 +6,7 @@ that do not belong together are ignored until they do. A client reads them when 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import ssl
 import time
@@ -141,7 +142,10 @@ class OfFiles(Generic[T]):
         return self.value
 
     def _stamped(self) -> list[tuple[int, int]]:
-        found = [Path(path).stat() for path in self._paths if Path(path).exists()]  # what is made of them says it
+        found = []
+        for path in self._paths:
+            with contextlib.suppress(OSError):  # what is made of them says it
+                found.append(Path(path).stat())
         return [(one.st_mtime_ns, one.st_ino) for one in found]
 
 

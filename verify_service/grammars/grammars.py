@@ -25,13 +25,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dspark.runtime.process import usable
 from dspark.token_bytes import FILE
 from dspark.types import Constraint, RefusalReason
 from verify_service.grammars.compiling import compiled, make_compiler
 from verify_service.grammars.matcher import GrammarMatcher
 from verify_service.interface import Grammar
 
-AT_ONCE = min(4, len(os.sched_getaffinity(0)))  # grammars that are being compiled
+AT_ONCE = min(4, len(usable()) or os.cpu_count() or 1)  # grammars that are being compiled
 MAX_WAITING, MAX_OF_ONE = 256, 64  # grammars of all tenants and of one
 KEPT_BYTES = 256 << 20  # of compiled grammars
 KEPT = 4096
@@ -91,6 +92,7 @@ class Grammars:
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="grammars", initializer=_step_back)
         self._waiting = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._answers = False  # whether its process has answered: it takes seconds to start
         self._requests: socket.socket | None = None
         self._compiler: Any = None
 
@@ -108,9 +110,8 @@ class Grammars:
                 return future
             self._waiting += 1
             self._kept[key] = (future, 0)
-            self._lines.setdefault(tenant, deque()).append(
-                _CompileJob(key, constraint, future, time.monotonic() + WALL_S)
-            )
+            until = time.monotonic() + (WALL_S if self._answers else _START_S)
+            self._lines.setdefault(tenant, deque()).append(_CompileJob(key, constraint, future, until))
         self._pool.submit(self._work)
         return future
 
@@ -134,13 +135,12 @@ class Grammars:
         key, constraint, future, until = job
         size, keeps = _REFUSED_BYTES, True
         try:
-            wall_s = until - time.monotonic()
-            if wall_s <= 0:
-                raise GrammarFailed(RefusalReason.BUSY, BUSY)
             if (missing := _missing(self._folder, self._stop_ids)) is not None:
                 raise GrammarUnsupported(missing)
             compiler = self._started()
-            answer = self._ask(constraint, cpu_s, wall_s)
+            if (left := until - time.monotonic()) <= 0:
+                raise GrammarFailed(RefusalReason.BUSY, BUSY)
+            answer = self._ask(constraint, cpu_s, min(left, WALL_S))
             if not answer and self._ended():
                 raise ChildProcessError("its process ended")
             if not answer and (cpu_s < CPU_S or time.monotonic() > until):
@@ -190,6 +190,7 @@ class Grammars:
         self._requests, theirs = socket.socketpair()
         numbers = (str(theirs.fileno()), str(self._folder), str(self._vocab_size), json.dumps(list(self._stop_ids)))
         command = [sys.executable, "-m", "verify_service.grammars.compiling", *numbers]
+        self._answers = False
         self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
         theirs.close()
         weakref.finalize(self, _end, self._requests, self._process)
@@ -216,6 +217,7 @@ class Grammars:
                 ours.sendall(json.dumps([cpu_s, wall_s, int(constraint.kind), constraint.text]).encode())
                 ours.shutdown(socket.SHUT_WR)
                 ours.recv(1)  # it has begun
+                self._answers = True
                 parts = []
                 while part := ours.recv(1 << 16):
                     parts.append(part)

@@ -173,6 +173,8 @@ def test_values_that_are_none_are_counted_and_end_like_what_cannot_be_drafted(
         assert isinstance(told, DrafterLost if number == MALFORMED_ORDERS else BlocksCame)
         if isinstance(told, BlocksCame):
             assert (told.confidence, told.why_empty) == ([()], ["invalid"])
+            orders = {number: verifier.drafters.orders[number]}
+            assert verifier.drafters.judged(orders, [], set()) == [], "a pass without its slots changes nothing"
 
 
 def test_so_are_those_that_a_pass_finds_out_unless_others_come_between(pair: tuple[Drafter, Drafter]) -> None:
@@ -184,7 +186,7 @@ def test_so_are_those_that_a_pass_finds_out_unless_others_come_between(pair: tup
         assert isinstance(verifier.next(), BlocksCame)
         held = verifier.drafters.blocks.pop(1)
         orders = {number: verifier.drafters.orders[number]}
-        told = verifier.drafters.judged(orders, [held] if wrong else [])
+        told = verifier.drafters.judged(orders, [held] if wrong else [], set() if wrong else {number})
         assert [type(each) for each in told] == ([DrafterLost] if number == len(kinds) else [])
     assert verifier.metrics.value("dropped_total", kind="block", reason="malformed") == sum(kinds)
 
