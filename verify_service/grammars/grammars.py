@@ -141,8 +141,6 @@ class Grammars:
             if (left := until - time.monotonic()) <= 0:
                 raise GrammarFailed(RefusalReason.BUSY, BUSY)
             answer = self._ask(constraint, cpu_s, min(left, WALL_S))
-            if not answer and self._ended():
-                raise ChildProcessError("its process ended")
             if not answer and (cpu_s < CPU_S or time.monotonic() > until):
                 raise GrammarFailed(RefusalReason.BUSY, BUSY)
             if answer[:2] != b"ok":
@@ -195,16 +193,9 @@ class Grammars:
         theirs.close()
         weakref.finalize(self, _end, self._requests, self._process)
 
-    def _ended(self) -> bool:
-        """Whether the compiler's process has ended, or is about to."""
-        assert self._process is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=0.05)
-        return self._process.poll() is not None
-
     def _ask(self, constraint: Constraint, cpu_s: float, wall_s: float) -> bytes:
         """What a child answers; nothing where it met its bounds instead. TimeoutError: it had no time to begin, and the
-        next one gets another process."""
+        next one gets another process. ChildProcessError: its parent ended."""
         ours, theirs = socket.socketpair()
         process, requests = self._process, self._requests
         with ours:
@@ -213,22 +204,26 @@ class Grammars:
             with theirs:
                 socket.send_fds(requests, [b"1"], [theirs.fileno()])
             ours.settimeout(_START_S)
+            parts: list[bytes] = []
             try:
                 ours.sendall(json.dumps([cpu_s, wall_s, int(constraint.kind), constraint.text]).encode())
                 ours.shutdown(socket.SHUT_WR)
                 ours.recv(1)  # it has begun
                 self._answers = True
-                parts = []
                 while part := ours.recv(1 << 16):
                     parts.append(part)
-                return b"".join(parts)
             except ConnectionError:
-                return b""
+                pass
             except TimeoutError:
                 process.kill()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=1.0)
                 raise
+        if not parts:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it lives, or is about to end
+                process.wait(timeout=0.05)
+                raise ChildProcessError("its process ended")
+        return b"".join(parts)
 
 
 def _key(salt: str, constraint: Constraint) -> bytes:

@@ -396,6 +396,29 @@ def test_a_compiler_that_ended_is_started_again(grammars: Grammars) -> None:
             assert time.monotonic() < deadline
 
 
+def test_who_asked_one_that_ended_meanwhile_is_not_refused_for_good() -> None:
+    """Though another has been started by the time it looks."""
+
+    class Replaced(Grammars):
+        def _ask(self, constraint: Constraint, cpu_s: float, wall_s: float) -> bytes:
+            assert self._process is not None
+            before = self._process
+            before.send_signal(signal.SIGSTOP)  # it takes the question and does not look at it
+            threading.Timer(0.2, before.kill).start()
+            try:
+                return super()._ask(constraint, cpu_s, wall_s)
+            finally:
+                before.wait()
+                self._started()
+                assert self._process is not before
+
+    mine = Replaced(TARGET, VOCAB, [END])
+    for _ in range(2):
+        with pytest.raises(GrammarFailed) as failed:
+            of(mine.compile(Constraint(KIND.REGEX, "x"), ""))
+        assert failed.value.reason is RefusalReason.INTERNAL
+
+
 def test_a_target_without_words_refuses_all(tmp_path: Path) -> None:
     with pytest.raises(GrammarUnsupported, match="no tokenizer"):
         of(Grammars(tmp_path, VOCAB, [END]).compile(Constraint(KIND.REGEX, "a"), ""))
