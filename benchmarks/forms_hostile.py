@@ -79,7 +79,7 @@ def attack(url: str, constraint: Constraint, salt: str = "") -> tuple[int, float
 
 
 def wave(url: str, at_once: int) -> dict[str, Any]:
-    """All forty, so many at once: how they were answered, and the longest that any waited who was not served."""
+    """All forty, so many at once: how they were answered, the longest refusal, and the longest that went unserved."""
 
     def one(item: tuple[str, Constraint]) -> tuple[str, int, float, str]:
         name, constraint = item
@@ -95,7 +95,8 @@ def wave(url: str, at_once: int) -> dict[str, Any]:
         "told_to_come_again": counts[429],
         "served": counts[200],
         "other": [f"{name}: {status} {said[:100]}" for name, status, _, said in told if status not in KNOWN],
-        "slowest_refusal_s": round(max(took for _, status, took, _ in told if status != 200), 2),
+        "slowest_refusal_s": round(max((took for _, status, took, _ in told if status in (400, 413)), default=0.0), 2),
+        "slowest_not_served_s": round(max((took for _, status, took, _ in told if status != 200), default=0.0), 2),
     }
 
 

@@ -13,7 +13,7 @@ from deploy.process_tags import end_all, has_marks, marked
 from deploy.ray_environment import joined
 from dspark.client import Client, NoCell, find_cell
 from dspark.client.cell import Cell, cell_file, is_alive, remove_cell
-from dspark.errors import DsparkError, Expired
+from dspark.errors import DsparkError, Unavailable
 
 Say = Callable[[str], None]
 
@@ -70,10 +70,10 @@ def under_way(cell: Cell) -> str:
     try:
         with Client(cell.endpoint, token=cell.token(), tls=cell.tls()) as client:
             reply = client.status(timeout=ASK_S)
-    except Expired:
-        return "requests"
-    except DsparkError:
+    except Unavailable:
         return ""
+    except DsparkError:  # it listens, and has no time, or does not tell us
+        return "requests"
     count = reply.queued + sum(lane.running + lane.waiting for lane in reply.lanes)
     return f"{count} requests" if count else ""
 

@@ -213,6 +213,7 @@ class Verdict(NamedTuple):
     next_token: int
     features_through: int
     judged: int  # drafted tokens verified: fewer than were asked for without pages, none of what cannot be a draft
+    spoilt: bool = False  # what was drafted cannot have been
     logprobs: tuple[ScoredToken, ...] = ()  # of the tokens kept and added, where asked for
     form: InForm | None = None  # where its answer has one
 

@@ -67,7 +67,7 @@ class Prepared(NamedTuple):
         """The same pass, at whose end these items have drafted nothing."""
         items, cases = list(self.items), list(self.cases)
         for place in places:
-            items[place] = items[place].prefix(0)
+            items[place] = items[place].without_draft()
             cases[place] = dataclasses.replace(cases[place], draft_ids=(), q=NO_Q)
         return self._replace(items=items, cases=cases)
 
@@ -281,7 +281,7 @@ class PackedStep:
         state.cached += 1 + accepted
         through = state.cached if self._store is not None else 0
         state.round = item.cursor.round
-        return Verdict(item.cursor, accepted, next_token, through, len(item.draft_ids), logprobs, form)
+        return Verdict(item.cursor, accepted, next_token, through, len(item.draft_ids), item.spoilt, logprobs, form)
 
     def _keep(self, executed: Executed) -> None:
         """Feature rows, made or owed: in one go, as a cohort has a row or two of each. Not of who has left since."""

@@ -135,7 +135,7 @@ class RoundPasses:
                 drawn.append(Drawn(tokens) if outcome.form is None else Drawn(tokens, *outcome.form))
                 if held is None or not item.draft_ids:
                     continue
-                if not outcome.judged:
+                if outcome.spoilt:
                     drawn[-1] = drawn[-1]._replace(spoilt=True)
                     spoilt.append(held)
                 else:

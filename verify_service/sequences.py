@@ -41,10 +41,15 @@ class VerifyItem(NamedTuple):
     draft_ids: tuple[int, ...]
     q: SparseQ
     drafter: str = ""  # version of the drafter that drew the tokens, where it is known
+    spoilt: bool = False  # tokens were drafted that cannot have been; they are left out
 
     def prefix(self, slots: int) -> VerifyItem:
         """The same with the first `slots` drafted tokens only."""
         return self._replace(draft_ids=self.draft_ids[:slots], q=self.q.prefix(slots) if slots else NO_Q)
+
+    def without_draft(self) -> VerifyItem:
+        """The same, of which nothing can have been drafted."""
+        return self.prefix(0)._replace(spoilt=True)
 
 
 @dataclass(slots=True)

@@ -89,7 +89,7 @@ class SyntheticBatch(NamedTuple):
         """The same, at whose end these items have drafted nothing."""
         items, said = list(self.items), list(self.said)
         for place in places:
-            items[place], said[place] = items[place].prefix(0), said[place][:1]
+            items[place], said[place] = items[place].without_draft(), said[place][:1]
         return self._replace(items=items, said=said)
 
     def part(self, places: Sequence[int]) -> SyntheticBatch:
@@ -171,7 +171,8 @@ class SyntheticStep:
             grown.append((state, said))
             state.round = item.cursor.round
             drafted = len(item.draft_ids)
-            outcomes.append(Verdict(item.cursor, len(said) - 1, said[-1], state.cached + len(said), drafted))
+            through = state.cached + len(said)
+            outcomes.append(Verdict(item.cursor, len(said) - 1, said[-1], through, drafted, item.spoilt))
         grown += [
             (each.state, each.token_ids) for each in batch.chunks if states.get(each.state.sequence) is each.state
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 from collections.abc import AsyncIterator, Callable
@@ -131,11 +132,9 @@ async def _explanations(
             if not goes_on:
                 return
             if not parts:
-                try:
+                with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(watch.wakeup.wait(), LOOK_S)
                     watch.wakeup.clear()
-                except TimeoutError:
-                    continue
 
 
 def _frontend_status(attached: FrontendConnection) -> control_pb2.ProcessStatus:

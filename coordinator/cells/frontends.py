@@ -76,7 +76,7 @@ class FrontendConnection:
         self._cell, self._clock, self._metrics = cell, clock, metrics
         self._calls: dict[int, _Relay] = {}
         self._unsent = _Unsent()
-        self._bell = asyncio.Event()
+        self._news = asyncio.Event()
         self._messages, self._in_order = 0, cell_wire.InOrder(heard=1)  # the hello was the first
         self._terms: frontend_pb2.Terms | None = None
         self._ended = self._overran = False
@@ -89,8 +89,8 @@ class FrontendConnection:
 
     async def next(self) -> frontend_pb2.CellBatch | None:
         """One message for all that happened since the last one was taken; None at the end."""
-        await self._bell.wait()
-        self._bell.clear()
+        await self._news.wait()
+        self._news.clear()
         await let_orders_leave()  # the next round's, before front ends are told of the last one
         if self._overran:
             raise Overloaded("the front end does not read", retry_after_s=1.0)
@@ -120,7 +120,7 @@ class FrontendConnection:
     def end(self) -> None:
         """The front end has said its last word."""
         self._ended = True
-        self._bell.set()
+        self._news.set()
 
     def close(self) -> None:
         """Frees everything it asked for. Idempotent."""
@@ -218,7 +218,7 @@ class FrontendConnection:
 
     def _told(self) -> None:
         """Something more waits; whoever does not read it is let go."""
-        self._bell.set()
+        self._news.set()
         unsent = self._unsent
         if len(unsent.commits) + len(unsent.failed) + len(unsent.aborted) > MAX_UNSENT and not self._overran:
             log.warning("frontend.not_read", name=self.hello.name, commits=len(unsent.commits))
@@ -237,7 +237,7 @@ class FrontendConnection:
             terms = frontend_pb2.Terms(closed=str(error))
         if terms != self._terms:
             self._terms = self._unsent.terms = terms
-            self._bell.set()
+            self._news.set()
         self._refresh = self._clock.call_later(TERMS_S, self._tell_terms)
 
     def _collect(self) -> frontend_pb2.CellBatch:

@@ -84,7 +84,7 @@ class CoordinatorConnection:
         self._calls: dict[int, RemoteHandle] = {}
         self._aborts: dict[int, asyncio.Future[list[str]]] = {}
         self._unsent: deque[tuple[str, Any]] = deque()
-        self._bell = asyncio.Event()
+        self._news = asyncio.Event()
         self._messages, self._in_order = 0, cell_wire.InOrder()
         self._ended = False
         self._empty = asyncio.Event()
@@ -101,8 +101,8 @@ class CoordinatorConnection:
         while not self._unsent and self._hello is None:
             if self._ended:
                 raise StopAsyncIteration
-            await self._bell.wait()
-            self._bell.clear()
+            await self._news.wait()
+            self._news.clear()
         return self._collect()
 
     def submit(self, order: SubmitRequest, sink: OutputSink) -> RemoteHandle:
@@ -144,7 +144,7 @@ class CoordinatorConnection:
 
     def send(self, part: str, message: Any) -> None:
         self._unsent.append((part, message))
-        self._bell.set()
+        self._news.set()
 
     def heard(self, batch: frontend_pb2.CellBatch) -> None:
         """Raises PeerError when it breaks the protocol."""
@@ -198,7 +198,7 @@ class CoordinatorConnection:
         for reply in self._aborts.values():
             if not reply.done():
                 reply.set_exception(Unavailable(why))
-        self._bell.set()
+        self._news.set()
 
     def _check_room(self) -> None:
         """What requests have to say later is bounded by their number."""

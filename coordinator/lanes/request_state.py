@@ -36,6 +36,7 @@ class LifeState(enum.Enum):
 class LifeEvent(enum.Enum):
     PLACED = "placed"  # a lane takes it in
     TURNED_AWAY = "turned away"  # the verifier has no pages for it now
+    HELD_UP = "held up"  # the verifier has no time for the form of its answer now
     PREFILLED = "prefilled"
     JUDGED = "judged"
     PREEMPTED = "preempted"  # another one needs its pages: it begins again with what it has said
@@ -50,6 +51,7 @@ S, E = LifeState, LifeEvent
 NEXT: dict[tuple[LifeState, LifeEvent], LifeState] = {
     (S.WAITING, E.PLACED): S.PREFILLING,
     (S.PREFILLING, E.TURNED_AWAY): S.WAITING,
+    (S.PREFILLING, E.HELD_UP): S.WAITING,
     (S.PREFILLING, E.PREFILLED): S.ROUNDS,
     (S.ROUNDS, E.JUDGED): S.ROUNDS,
     (S.PREFILLING, E.PREEMPTED): S.WAITING,
@@ -65,7 +67,9 @@ NEXT: dict[tuple[LifeState, LifeEvent], LifeState] = {
 
 
 # The next verifier takes it in under a higher epoch, whether anything was drawn under this one or not.
-HANDED_BACK = frozenset((LifeEvent.TURNED_AWAY, LifeEvent.ORPHANED, LifeEvent.MOVED, LifeEvent.PREEMPTED))
+HANDED_BACK = frozenset(
+    (LifeEvent.TURNED_AWAY, LifeEvent.ORPHANED, LifeEvent.MOVED, LifeEvent.PREEMPTED, LifeEvent.HELD_UP)
+)
 
 
 class UnlistedLifeEvent(RuntimeError):
@@ -89,7 +93,7 @@ class SequenceLife:
             raise UnlistedLifeEvent(f"sequence {self.number} is {self.state.value} and was {event.value}") from None
         if event in HANDED_BACK:
             self.epoch += 1
-            self.turned_away += event is LifeEvent.TURNED_AWAY
+            self.turned_away += event in (LifeEvent.TURNED_AWAY, LifeEvent.HELD_UP)
 
     @property
     def finished(self) -> bool:
@@ -216,7 +220,7 @@ class Placed:
             if reason is RefusalReason.INVALID or (reason is RefusalReason.BUSY and not begun):
                 return None
             if reason is RefusalReason.BUSY and not self.prefilled:
-                return LifeEvent.TURNED_AWAY
+                return LifeEvent.HELD_UP
         if self.refused is None and said.why in _GONE:
             self.refused = Refusal(*_GONE[said.why])
         self.state.refused = self.refused

@@ -23,6 +23,7 @@ from coordinator.watching.watch import Explain, RoundPart
 from dspark.client.explanation import ORIGINS, RoundExplanation, read_explanation
 from dspark.client.request import Sampling, write_request
 from dspark.errors import RequestCancelled
+from dspark.wire.v1.control_pb2 import ORIGIN_PLAIN
 
 MAX_CONTENT = 20_000  # characters of a message
 MAX_MESSAGES = 1024
@@ -87,8 +88,8 @@ class Speaker:
         self._parts.update((part.offset, part) for part in parts)
         round = piece.round
         shown = len(piece.tokens)
-        came = [] if round is None else origins(round.accepted, round.verified, shown)
-        words = [ORIGINS[each] for each in came] or ["plain"] * shown
+        came = [ORIGIN_PLAIN] * shown if round is None else origins(round.accepted, round.verified, shown)
+        words = [ORIGINS[each] for each in came]
         part = self._parts.pop(self._offset, None)
         found = read_explanation(told(part)) if part is not None and round is not None else None
         forced = found.forced if found is not None else (False,) * len(piece.tokens)

@@ -32,6 +32,7 @@ from dspark.types import Refusal, RefusalReason
 log = structlog.get_logger("dspark.admission")
 
 PAGES_RETRY_S = 0.5  # a lane that turned somebody away is asked again after this, or when something in it ended
+FORM_RETRY_S = 0.5  # who was held up for the form of its answer asks again after this
 LEAST_HINT_S, MOST_HINT_S = 0.1, 30.0  # when to try again
 WARM_LOOK_S = 0.25  # how often a verifier that runs its first requests is looked at by those who wait for it
 NEWCOMERS = 8  # one place more for every so many, for tenants with nobody running
@@ -201,6 +202,10 @@ class Scheduler:
     def left(self, state: RequestState, event: LifeEvent) -> None:
         """It left its lane unfinished, and waits in the order of arrival for one with room for all that it has said."""
         lane = self._homes.pop(state, None)
+        if event is LifeEvent.HELD_UP:  # nobody else is
+            self._clock.call_later(FORM_RETRY_S, self._again, state)
+            self._soon()
+            return
         self._line.add(state)
         if event is LifeEvent.TURNED_AWAY and lane is not None:  # a page pool is not asked again for nothing
             self._full.add(lane)
@@ -300,6 +305,14 @@ class Scheduler:
     def _retry(self, lane: Lane) -> None:
         self._full.discard(lane)
         self._place()
+
+    def _again(self, state: RequestState) -> None:
+        if state.sequence.finished:
+            return
+        self._line.add(state)
+        self._place()
+        if not self._lanes and self._outage is None:  # whoever waited for a verifier was told meanwhile
+            self._waited()
 
     def _soon(self) -> None:
         """After whoever reports has reported everything, so that the order of the queue is settled."""

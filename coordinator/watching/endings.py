@@ -101,7 +101,7 @@ def outcome_of(state: RequestState, error: Exception | None) -> str:
         case Expired():
             return "expired"
         case Overloaded():
-            return "slow_reader" if state.stats.placed is not None else "overloaded"
+            return "slow_reader" if state.stats.first is not None else "overloaded"
         case Unavailable():
             return "unavailable"
     return "error"

@@ -87,6 +87,7 @@ async def _lane(verifier: VerifierClient, owner: _Owner, waits: Conduct, clock: 
 
 _WHY_LEFT = {
     LifeEvent.TURNED_AWAY: "there is no page for it",
+    LifeEvent.HELD_UP: "there is no time for its form",
     LifeEvent.PREEMPTED: "it found no page",
     LifeEvent.MOVED: "the verifier leaves",
 }

@@ -38,8 +38,8 @@ def load_config(
     """An instance of the dataclass `cls`.
 
     `file` is YAML with one mapping per section; `environ` holds `DSPARK_<SECTION>__<KEY>`; `flags` wins, where None
-    means "not given". Unknown keys and sections are errors, and so are a key that
-    stands twice and a value out of its bounds.
+    means "not given". Unknown keys and sections are errors, and so are a key that stands twice and a value out of its
+    bounds.
     """
     _check_environment(environ or {}, {*SECTIONS, section})
     hints = typing.get_type_hints(cls)

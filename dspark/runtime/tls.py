@@ -127,18 +127,21 @@ class OfFiles(Generic[T]):
         """look_s: between two looks."""
         self._paths, self._make, self._look_s = paths, make, look_s
         self._stamps, self._looked = self._stamped(), time.monotonic()
+        self._warned_of = self._stamps
         self.value = make()
 
     def now(self) -> T:
         """By the files as they are. Threads may ask."""
         if (at := time.monotonic()) - self._looked >= self._look_s:
             self._looked = at
-            try:
-                if (stamps := self._stamped()) != self._stamps:
+            if (stamps := self._stamped()) != self._stamps:
+                try:
                     self.value, self._stamps = self._make(), stamps
                     log.info("files.taken: %s", ", ".join(self._paths))
-            except (OSError, ConfigError) as error:
-                log.warning("files.not_taken: %s", error)
+                except (OSError, ConfigError) as error:
+                    if stamps != self._warned_of:  # once, however many come
+                        log.warning("files.not_taken: %s", error)
+                    self._warned_of = stamps
         return self.value
 
     def _stamped(self) -> list[tuple[int, int]]:

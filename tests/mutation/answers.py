@@ -17,20 +17,20 @@ ANSWERS = [
         "coordinator/lanes/request_state.py",
         (
             "an epoch is kept when a verifier is lost",
-            "frozenset((LifeEvent.TURNED_AWAY, LifeEvent.ORPHANED, LifeEvent.MOVED, LifeEvent.PREEMPTED))",
-            "frozenset((LifeEvent.TURNED_AWAY, LifeEvent.MOVED, LifeEvent.PREEMPTED))",
+            "LifeEvent.ORPHANED, LifeEvent.MOVED, LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
+            "LifeEvent.MOVED, LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
             LOST,
         ),
         (
             "an epoch is kept when a verifier leaves",
-            "frozenset((LifeEvent.TURNED_AWAY, LifeEvent.ORPHANED, LifeEvent.MOVED, LifeEvent.PREEMPTED))",
-            "frozenset((LifeEvent.TURNED_AWAY, LifeEvent.ORPHANED, LifeEvent.PREEMPTED))",
+            "LifeEvent.MOVED, LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
+            "LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
             LOST,
         ),
         (
             "an epoch is kept when pages are given up",
-            "frozenset((LifeEvent.TURNED_AWAY, LifeEvent.ORPHANED, LifeEvent.MOVED, LifeEvent.PREEMPTED))",
-            "frozenset((LifeEvent.TURNED_AWAY, LifeEvent.ORPHANED, LifeEvent.MOVED))",
+            "LifeEvent.MOVED, LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
+            "LifeEvent.MOVED, LifeEvent.HELD_UP)",
             LOST,
         ),
         (

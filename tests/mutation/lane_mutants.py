@@ -189,8 +189,8 @@ LANES: list[Mutant] = [
         "coordinator/lanes/request_state.py",
         (
             "an epoch is kept when a prompt finds no page",
-            "frozenset((LifeEvent.TURNED_AWAY, ",
-            "frozenset((",
+            "(LifeEvent.TURNED_AWAY, LifeEvent.ORPHANED",
+            "(LifeEvent.ORPHANED",
             NO_PAGE,
         ),
     ),

@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections import Counter, OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -94,6 +94,7 @@ class Grammars:
         self._process: subprocess.Popen[bytes] | None = None
         self._answers = False  # whether its process has answered: it takes seconds to start
         self._requests: socket.socket | None = None
+        self._let_go: Callable[[], object] = lambda: None  # of the process
         self._compiler: Any = None
 
     def compile(self, constraint: Constraint, salt: str) -> Future[Grammar]:
@@ -185,13 +186,14 @@ class Grammars:
             return self._compiler
 
     def _start(self) -> None:
+        self._let_go()
         self._requests, theirs = socket.socketpair()
         numbers = (str(theirs.fileno()), str(self._folder), str(self._vocab_size), json.dumps(list(self._stop_ids)))
         command = [sys.executable, "-m", "verify_service.grammars.compiling", *numbers]
         self._answers = False
         self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
         theirs.close()
-        weakref.finalize(self, _end, self._requests, self._process)
+        self._let_go = weakref.finalize(self, _end, self._requests, self._process)
 
     def _ask(self, constraint: Constraint, cpu_s: float, wall_s: float) -> bytes:
         """What a child answers; nothing where it met its bounds instead. TimeoutError: it had no time to begin, and the
@@ -208,8 +210,7 @@ class Grammars:
             try:
                 ours.sendall(json.dumps([cpu_s, wall_s, int(constraint.kind), constraint.text]).encode())
                 ours.shutdown(socket.SHUT_WR)
-                ours.recv(1)  # it has begun
-                self._answers = True
+                self._answers = bool(ours.recv(1))  # it has begun, or ended
                 while part := ours.recv(1 << 16):
                     parts.append(part)
             except ConnectionError:

@@ -16,7 +16,7 @@ from coordinator.answers.answer import End, Reason
 from coordinator.lanes.conduct import Conduct
 from coordinator.lanes.request_state import LifeEvent
 from coordinator.planning.watchdog import PAUSE_S
-from coordinator.queue.scheduler import QueueBounds
+from coordinator.queue.scheduler import FORM_RETRY_S, QueueBounds
 from coordinator.requests.request import Request
 from dspark.errors import DsparkError, Overloaded, PeerError, RequestCancelled, Unavailable
 from dspark.rounds.control import Admission, DrafterAt, PassReport, Refused, Up, Use
@@ -1014,8 +1014,11 @@ async def test_an_answer_that_has_begun_waits_for_a_verifier_that_has_no_time_fo
         return said
 
     port.tampers = tamper
+    await cell.until(lambda: bool(refused))
+    began, other = asyncio.get_running_loop().time(), cell.ask(max_tokens=4)
+    await cell.finish(other)
+    assert asyncio.get_running_loop().time() - began < 0.9 * FORM_RETRY_S, "nobody else waits for that"
     await cell.finish(state)
-    assert refused
     assert (state.sequence.turned_away, state.handovers) == (1, 0)
     assert await read(state) == answer_of((5, 6), 60)
 
@@ -1051,6 +1054,8 @@ async def test_who_is_refused_hears_why(
     await cell.finish(state)
     with pytest.raises(error, match=words):
         await read(state)
+    assert cell.metrics.value("requests_total", outcome="overloaded") == (why is RefusalReason.BUSY)
+    assert cell.metrics.value("requests_total", outcome="slow_reader") == 0
 
 
 # Plans.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
@@ -417,6 +418,17 @@ def test_who_asked_one_that_ended_meanwhile_is_not_refused_for_good() -> None:
         with pytest.raises(GrammarFailed) as failed:
             of(mine.compile(Constraint(KIND.REGEX, "x"), ""))
         assert failed.value.reason is RefusalReason.INTERNAL
+
+
+def test_compilers_that_end_leave_no_descriptor() -> None:
+    mine, open_ones = Grammars(TARGET, VOCAB, [END]), set[int]()
+    for _ in range(4):
+        mine._started()
+        assert mine._process is not None
+        open_ones.add(len(os.listdir("/proc/self/fd")))
+        mine._process.kill()
+        mine._process.wait()
+    assert len(open_ones) == 1
 
 
 def test_a_target_without_words_refuses_all(tmp_path: Path) -> None:

@@ -99,6 +99,14 @@ def test_a_prefix_without_pages_is_cut_and_not_refused_for_its_length(pair: PAIR
     refused = engine.judge_cohort([VerifyItem(Cursor(1, 1, 1, 25), text[24], (), NO_Q)]).outcomes[0]
     assert isinstance(refused, Refusal)
     assert refused.reason is RefusalReason.OUT_OF_PAGES
+    engine.release(1, 1)
+    said = [*PROMPT, take_in(engine, 1, PROMPT)]
+    for _ in range(3):
+        say(engine, {1: said})
+    q = SparseQ.of(np.array(text[24:27], np.uint32)[:, None], np.ones((3, 1), np.float32))
+    cut = engine.judge_cohort([VerifyItem(Cursor(1, 1, 4, 24), text[23], tuple(text[24:27]), q)]).outcomes[0]
+    assert isinstance(cut, Verdict)
+    assert (cut.judged, cut.spoilt, cut.next_token) == (0, False, text[24]), "which is nobody's fault"
 
 
 def test_one_more_page_per_sequence_stays_free_when_another_comes_in(pair: PAIR) -> None:

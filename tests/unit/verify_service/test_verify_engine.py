@@ -150,8 +150,9 @@ def test_a_block_that_cannot_have_been_drafted_is_judged_as_an_empty_one(engine:
             wrong = other._replace(q=SparseQ.of(np.array([[9], [12]], "u4"), np.ones((2, 1), "f4")))
         outcomes = engine.verify([sound, wrong if first == 1 else other.prefix(0), last])
         assert all(isinstance(each, Verdict) for each in outcomes)
-        said.append([each._replace(cursor=each.cursor._replace(sequence=0)) for each in outcomes])  # type: ignore[union-attr]
-        assert [each.judged for each in said[-1]] == [2, 0, 2]
+        verdicts = [each for each in outcomes if isinstance(each, Verdict)]
+        assert [(each.judged, each.spoilt) for each in verdicts] == [(2, False), (0, first == 1), (2, False)]
+        said.append([each._replace(cursor=each.cursor._replace(sequence=0), spoilt=False) for each in verdicts])
     assert said[0] == said[1]
     kept = engine.features(Cursor(2, 1, 2, len(PROMPT) + 2), 0)
     assert isinstance(kept, FeatureRows)
