@@ -24,7 +24,7 @@ from coordinator.planning.cost import CostCorrector
 from dspark.rounds.plan import NO_CAP, PLAIN, Plan, PlanKind, SequencePlan, Terms
 from dspark.rounds.survival import Floats, Ints
 
-WINDOW = 192  # blocks that stand for those to come; a round of more counts whole
+WINDOW = 384  # blocks that stand for those to come; a round of more counts whole
 WARM_UP = 32  # blocks before there is an opinion on whether drafts pay
 STAYS = 1.01  # by which another plan has to be better than the one in force
 EXPLORE = 0.004  # share of tokens that trying something may cost, by what is known
