@@ -970,6 +970,17 @@ async def test_a_prompt_that_finds_no_page_waits_in_front_and_comes_again_under_
     assert cell.clean()
 
 
+def refused(port: Any, told: PassReport, why: RefusalReason, message: str, *, looked_at: bool = False) -> list[Up]:
+    """What comes in place of a report: its one sequence is refused. looked_at: its prompt has been."""
+    (row,) = told.report.rounds
+    port.port.tell([Release(row.sequence, row.epoch, How.DROP)])
+    length = looked_at * row.committed_before
+    return [
+        Refused(row.sequence, row.epoch, why, message),
+        Released(row.sequence, row.epoch, 0, length, Why.NO_PAGES),
+    ]
+
+
 @virtual
 async def test_who_is_turned_away_before_anybody_looked_at_the_prompt_waits_in_front() -> None:
     cell = RoundsCell()
@@ -978,10 +989,7 @@ async def test_who_is_turned_away_before_anybody_looked_at_the_prompt_waits_in_f
         cell.port.tampers = lambda news: news
         (each,) = news
         assert isinstance(each, PassReport)
-        (row,) = each.report.rounds
-        cell.port.port.tell([Release(row.sequence, row.epoch, How.DROP)])
-        said = Refused(row.sequence, row.epoch, RefusalReason.NO_PAGES, "the verifier is draining")
-        return [said, Released(row.sequence, row.epoch, 0, 0, Why.NO_PAGES)]
+        return refused(cell.port, each, RefusalReason.NO_PAGES, "the verifier is draining")
 
     cell.port.tampers = tamper
     state = cell.ask()
@@ -998,23 +1006,19 @@ async def test_an_answer_that_has_begun_waits_for_a_verifier_that_has_no_time_fo
     cell.lane.move_all()
     await asyncio.sleep(1.0)
     cell.add_verifier()
-    port, refused = cell.ports[-1], list[int]()
+    port, times = cell.ports[-1], itertools.count(1)
 
     def tamper(news: Sequence[Up]) -> list[Up]:
         said: list[Up] = []
         for each in news:
-            if isinstance(each, PassReport) and not refused:
-                (row,) = each.report.rounds
-                refused.append(row.sequence)
-                port.port.tell([Release(row.sequence, row.epoch, How.DROP)])
-                said.append(Refused(row.sequence, row.epoch, RefusalReason.BUSY, "constraint: no time"))
-                said.append(Released(row.sequence, row.epoch, 0, 0, Why.NO_PAGES))
+            if isinstance(each, PassReport) and next(times) == 1:
+                said += refused(port, each, RefusalReason.BUSY, "constraint: no time")
             else:
                 said.append(each)
         return said
 
     port.tampers = tamper
-    await cell.until(lambda: bool(refused))
+    await cell.until(lambda: state.sequence.turned_away == 1)
     began, other = asyncio.get_running_loop().time(), cell.ask(max_tokens=4)
     await cell.finish(other)
     assert asyncio.get_running_loop().time() - began < 0.9 * FORM_RETRY_S, "nobody else waits for that"
@@ -1043,10 +1047,7 @@ async def test_who_is_refused_hears_why(
         said: list[Up] = []
         for each in news:
             if isinstance(each, PassReport):
-                (row,) = each.report.rounds
-                cell.port.port.tell([Release(row.sequence, row.epoch, How.DROP)])
-                said.append(Refused(row.sequence, row.epoch, why, "not these"))
-                said.append(Released(row.sequence, row.epoch, 0, looked_at * row.committed_before, Why.NO_PAGES))
+                said += refused(cell.port, each, why, "not these", looked_at=looked_at)
         return said
 
     cell.port.tampers = tamper
