@@ -21,19 +21,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.engine_pair import EngineAnswer, EnginePair
 from benchmarks.equal_blocks import committed, probs_behind
 from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
 from benchmarks.row import Row, note, only_rows
-from draft_service.config import DraftConfig
-from draft_service.engine import DraftEngine
-from draft_service.interface import DraftItem
 from dspark.model.checkpoint import load_target
-from dspark.types import Block, Cursor, Rule, SamplingParams, Verdict
+from dspark.types import Block, Rule, SamplingParams
 from dspark.wire.tensors import FP8
-from verify_service.config import VerifyConfig
-from verify_service.engine import VerifyEngine
-from verify_service.feature_store import FeatureRows
-from verify_service.sequences import VerifyItem
 
 PROMPTS, TOKENS = 16, 72  # of a domain; of an answer
 QUICK_PROMPTS, QUICK_TOKENS = 3, 24
@@ -74,20 +68,17 @@ class SettingResult:
 
 @dataclass
 class AnswerStream:
-    """One answer under way."""
+    """One answer under way. worth: tokens by setting, over all rounds."""
 
     domain: str
-    cursor: Cursor
-    params: SamplingParams
-    tokens: list[int]  # the prompt and what was committed
-    prompt_len: int
+    answer: EngineAnswer
     rounds: int = 0
-    worth: dict[tuple[Rule, int, str, int], float] = field(default_factory=dict)  # tokens by setting, over all rounds
+    worth: dict[tuple[Rule, int, str, int], float] = field(default_factory=dict)
 
     @property
     def committed(self) -> int:
         """By rounds: the prefill's token is nobody's merit."""
-        return len(self.tokens) - self.prompt_len - 1
+        return len(self.answer.tokens) - self.answer.prompt_len - 1
 
 
 def settings(vocab: int, temperature: float) -> list[Setting]:
@@ -146,126 +137,53 @@ def markdown(lines: Sequence[SettingResult]) -> str:
     return "\n".join(head + body)
 
 
-@dataclass
 class Bench:
     """Both engines, the target by itself, and the prompts."""
 
-    pair: Pair
-    prompts: int
-    tokens: int
-    vocab: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        count, room = self.prompts * len(DOMAINS), 64 * 1024
-        self._verifier = VerifyEngine.load(
-            VerifyConfig(
-                target=str(self.pair.target),
-                drafter=str(self.pair.drafter),
-                kv_tokens=room,
-                max_sequences=count,
-                prefix_cache=False,
-                measure_cost=False,
-            )
-        )
-        held = len(FORMS)  # each sequence once per form of rows
-        self._draft = DraftConfig(
-            drafter=str(self.pair.drafter),
-            target=str(self.pair.target),
-            context_tokens=held * room,
-            max_sequences=held * count,
-        )
-        self._drafter = DraftEngine.load(self._draft)
-        self._target = load_target(self.pair.target).model.eval()
-        self.vocab = self._verifier.target.vocab_size
+    def __init__(self, pair: Pair, prompts: int, tokens: int) -> None:
+        self._tokens = tokens
+        self._engines = EnginePair.load(pair, prompts * len(DOMAINS), 64 * 1024, FORMS)
+        self._deployed = self._engines.drafter.config
+        self._target = load_target(pair.target).model.eval()
+        self.vocab = self._engines.verifier.target.vocab_size
         self._asked = [
-            (domain, self.pair.token_ids(prompt)[:LONGEST_PROMPT])
+            (domain, pair.token_ids(prompt)[:LONGEST_PROMPT])
             for domain in DOMAINS
-            for prompt in self.pair.prompts(domain, self.prompts)
+            for prompt in pair.prompts(domain, prompts)
         ]
 
     def run(self, wanted: Sequence[Setting], temperature: float) -> list[AnswerStream]:
         """Decodes every prompt; each stream ends with the worth of every setting."""
-        streams = [self._begin(number, *asked, temperature) for number, asked in enumerate(self._asked)]
-        while running := [stream for stream in streams if stream.committed < self.tokens]:
+        room = self._tokens + self._engines.drafter.shape.block_size + 2
+        streams = []
+        for number, (domain, prompt) in enumerate(self._asked):
+            params = SamplingParams(temperature, seed=number, rule=Rule.BLOCK)
+            streams.append(AnswerStream(domain, self._engines.begin(number, prompt, params, room)))
+        while running := [stream for stream in streams if stream.committed < self._tokens]:
             self._round(running, wanted)
-        for stream in streams:
-            self._verifier.release(stream.cursor.sequence, stream.cursor.epoch)
-            for form in FORMS:
-                self._drafter.release(self._held(stream.cursor, form).sequence, stream.cursor.epoch)
+        self._engines.release(stream.answer for stream in streams)
         return streams
 
-    def _held(self, cursor: Cursor, form: str) -> Cursor:
-        """The drafter's own sequence for rows of this form."""
-        return cursor._replace(sequence=cursor.sequence * len(FORMS) + FORMS.index(form))
-
-    def _begin(self, number: int, domain: str, prompt: list[int], temperature: float) -> AnswerStream:
-        params = SamplingParams(temperature, seed=number, rule=Rule.BLOCK, prompt_len=len(prompt))
-        cursor = Cursor(number, 1, 0, len(prompt))
-        longest = len(prompt) + self.tokens + self._drafter.drafter.config.block_size + 2
-        opened = [self._drafter.open(self._held(cursor, form), longest) for form in FORMS]
-        for refusal in (self._verifier.open(cursor, params, longest, True, token_ids=prompt), *opened):
-            if refusal is not None:
-                raise SystemExit(f"a sequence was refused: {refusal.message}")
-        self._verifier.prefill_chunk(number, prompt)
-        anchor = self._verifier.first_token(number)
-        assert isinstance(anchor, int), anchor
-        cursor = cursor._replace(round=1, committed_len=len(prompt) + 1)
-        self._push(cursor, 0)
-        return AnswerStream(domain, cursor, params, [*prompt, anchor], len(prompt))
-
     def _round(self, running: Sequence[AnswerStream], wanted: Sequence[Setting]) -> None:
-        deployed = Setting("", "")
-        drafted = {setting.alike: self._drafts(running, setting) for setting in (deployed, *wanted)}
+        deployed, answers = Setting("", ""), [stream.answer for stream in running]
+        drafted = {setting.alike: self._drafts(answers, setting) for setting in (deployed, *wanted)}
         for place, stream in enumerate(running):
             self._weigh(stream, {alike: blocks[place] for alike, blocks in drafted.items()})
-        blocks = drafted[deployed.alike]
-        items = [
-            VerifyItem(stream.cursor, stream.tokens[-1], block.token_ids, block.q)
-            for stream, block in zip(running, blocks, strict=True)
-        ]
-        for stream, block, verdict in zip(running, blocks, self._verifier.verify(items), strict=True):
-            if not isinstance(verdict, Verdict):
-                raise SystemExit(f"a round failed: {verdict}")
-            stream.tokens += [*block.token_ids[: verdict.accepted], verdict.next_token]
             stream.rounds += 1
-            start = stream.cursor.anchor_position
-            stream.cursor = stream.cursor._replace(round=stream.cursor.round + 1, committed_len=len(stream.tokens))
-            self._push(stream.cursor, start)
+        self._engines.judge(answers, drafted[deployed.alike])
 
-    def _drafts(self, running: Sequence[AnswerStream], setting: Setting) -> list[Block]:
-        self._drafter.config = replace(self._draft, q_entries=setting.entries)
-        asked = [
-            DraftItem(
-                self._held(s.cursor, setting.rows),
-                s.tokens[-1],
-                max(s.cursor.anchor_position - setting.missing, 1),
-                replace(s.params, rule=setting.rule),
-            )
-            for s in running
-        ]
-        blocks = list(self._drafter.draft(asked))
-        if empty := next((block for block in blocks if not block.token_ids), None):
-            raise SystemExit(f"nothing was drafted: {empty.empty_reason.name}")
-        return blocks
+    def _drafts(self, answers: Sequence[EngineAnswer], setting: Setting) -> list[Block]:
+        self._engines.drafter.config = replace(self._deployed, q_entries=setting.entries)
+        return self._engines.draft(answers, form=setting.rows, missing=setting.missing, rule=setting.rule)
 
     def _weigh(self, stream: AnswerStream, blocks: dict[tuple[Rule, int, str, int], Block]) -> None:
         """Adds what each block is worth; the target looks at blocks of equal ids once."""
-        different = list(dict.fromkeys(tuple(block.token_ids) for block in blocks.values()))
-        probs = dict(zip(different, probs_behind(self._target, stream.tokens, different, stream.params), strict=True))
+        answer, different = stream.answer, list(dict.fromkeys(tuple(block.token_ids) for block in blocks.values()))
+        probs = dict(zip(different, probs_behind(self._target, answer.tokens, different, answer.params), strict=True))
         for alike, block in blocks.items():
-            params = replace(stream.params, rule=alike[0])
-            worth = committed(block, probs[tuple(block.token_ids)], params, stream.cursor.anchor_position)
+            params = replace(answer.params, rule=alike[0])
+            worth = committed(block, probs[tuple(block.token_ids)], params, answer.cursor.anchor_position)
             stream.worth[alike] = stream.worth.get(alike, 0.0) + worth
-
-    def _push(self, cursor: Cursor, start: int) -> None:
-        """Rows from `start` on, over the wire's own format, once per form."""
-        made = self._verifier.features(cursor, start)
-        assert isinstance(made, FeatureRows), made
-        count = len(made.token_ids)
-        for form in FORMS:
-            rows = self._drafter.read_rows(replace(made, form=form).message(0, count), count)
-            number = self._held(cursor, form).sequence
-            self._drafter.ingest(number, made.epoch, made.start, made.token_ids, rows)
 
 
 def _line(setting: Setting, temperature: float, streams: Sequence[AnswerStream]) -> SettingResult:

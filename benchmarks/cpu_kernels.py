@@ -3,8 +3,7 @@
 Two pairs of engines live in this process, one with a kernel and one without. Both decode the same prompts greedily with
 blocks of a fixed length, one round each by turns, and a round's cost is the processor time of this thread, so that
 other work on the machine shifts both alike. What counts is tokens per second; the ratio is the median over pairs of
-rounds. `torch.compile` in place of lean layers
-is measured in the same way.
+rounds. `torch.compile` in place of lean layers is measured in the same way.
 """
 
 from __future__ import annotations
@@ -24,17 +23,10 @@ from unittest import mock
 
 import torch
 
+from benchmarks.engine_pair import GREEDY, EngineAnswer, EnginePair
 from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
 from benchmarks.row import Row, note, only_rows
-from draft_service.config import DraftConfig
-from draft_service.engine import DraftEngine
-from draft_service.interface import DraftItem, Rows
 from dspark.model.target import decoder_layers
-from dspark.types import Block, Cursor, SamplingParams, Verdict
-from verify_service.config import VerifyConfig
-from verify_service.engine import VerifyEngine
-from verify_service.feature_store import FeatureRows
-from verify_service.sequences import VerifyItem
 
 TOKENS, SLOTS, LONGEST_PROMPT = 96, 3, 160
 SEQUENCES = (1, 8)
@@ -63,111 +55,33 @@ KERNELS = {
 }
 
 
-@dataclass
-class RunningAnswer:
-    """One answer under way."""
-
-    cursor: Cursor
-    params: SamplingParams
-    tokens: list[int]
-
-
 class Side:
     """Both engines, with everything or without one kernel."""
 
-    def __init__(self, pair: Pair, count: int, context: int, without: Without | None) -> None:
-        self._without = without or Without()
-        room = count * 2 * (context + TOKENS)
-        with _patched(self._without.loading):
-            self._verifier = VerifyEngine.load(
-                VerifyConfig(
-                    target=str(pair.target),
-                    drafter=str(pair.drafter),
-                    kv_tokens=room,
-                    max_sequences=count,
-                    prefix_cache=False,
-                    measure_cost=False,
-                    threads=1,
-                    **self._without.verify,
-                )
+    def __init__(self, pair: Pair, count: int, context: int, without: Without) -> None:
+        with _patched(without.loading):
+            self._engines = EnginePair.load(
+                pair, count, count * 2 * (context + TOKENS), ("bfloat16",), **without.verify
             )
-            self._drafter = DraftEngine.load(
-                DraftConfig(
-                    drafter=str(pair.drafter),
-                    target=str(pair.target),
-                    context_tokens=room,
-                    max_sequences=count,
-                    measure_cost=False,
-                    threads=1,
-                )
-            )
-        if self._without.compiled:
-            for layer in decoder_layers(self._verifier.target.model):
+        if without.compiled:
+            for layer in decoder_layers(self._engines.verifier.target.model):
                 layer.forward = torch.compile(layer.forward, dynamic=True)
-        self._running: list[RunningAnswer] = []
+        self._running: list[EngineAnswer] = []
 
     def begin(self, prompts: Sequence[list[int]]) -> None:
         """Prompts take their pass; the first round is next."""
-        for number, prompt in enumerate(prompts):
-            params = SamplingParams(0.0, seed=number, prompt_len=len(prompt))
-            cursor = Cursor(number, 1, 0, len(prompt))
-            longest = len(prompt) + TOKENS + 16
-            for refusal in (
-                self._verifier.open(cursor, params, longest, True, token_ids=prompt),
-                self._drafter.open(cursor, longest),
-            ):
-                assert refusal is None, refusal
-            self._verifier.prefill_chunk(number, prompt)
-            anchor = self._verifier.first_token(number)
-            assert isinstance(anchor, int), anchor
-            cursor = cursor._replace(round=1, committed_len=len(prompt) + 1)
-            self._push([(cursor, 0)])
-            self._running.append(RunningAnswer(cursor, params, [*prompt, anchor]))
+        self._running = [
+            self._engines.begin(number, prompt, GREEDY, TOKENS + 16) for number, prompt in enumerate(prompts)
+        ]
 
     def round(self) -> tuple[float, int]:
         """(processor seconds, tokens committed) of one round of all."""
         began = time.thread_time()
-        blocks = self._draft()
-        items = [
-            VerifyItem(one.cursor, one.tokens[-1], block.token_ids, block.q)
-            for one, block in zip(self._running, blocks, strict=True)
-        ]
-        judged = self._verifier.judge_cohort(items)
-        pushed, committed = [], 0
-        for one, block, verdict in zip(self._running, blocks, judged.outcomes, strict=True):
-            assert isinstance(verdict, Verdict), verdict
-            start = one.cursor.anchor_position
-            one.tokens += [*block.token_ids[: verdict.accepted], verdict.next_token]
-            one.cursor = one.cursor._replace(round=one.cursor.round + 1, committed_len=len(one.tokens))
-            pushed.append((one.cursor, start))
-            committed += verdict.accepted + 1
-        self._push(pushed)
+        committed = self._engines.judge(self._running, self._engines.draft(self._running, SLOTS))
         return time.thread_time() - began, committed
 
     def end(self) -> None:
-        for one in self._running:
-            self._verifier.release(one.cursor.sequence, one.cursor.epoch)
-            self._drafter.release(one.cursor.sequence, one.cursor.epoch)
-        self._running = []
-
-    def _draft(self) -> list[Block]:
-        asked = [
-            DraftItem(one.cursor, one.tokens[-1], one.cursor.anchor_position, one.params, SLOTS)
-            for one in self._running
-        ]
-        return list(self._drafter.draft(asked))
-
-    def _push(self, asked: Sequence[tuple[Cursor, int]]) -> None:
-        """Rows from these on."""
-        chunks = []
-        for cursor, start in asked:
-            rows = self._verifier.features(cursor, start)
-            assert isinstance(rows, FeatureRows), rows
-            count = len(rows.token_ids)
-            taken = self._drafter.read_rows(rows.message(0, count), count)
-            chunks.append(Rows(cursor.sequence, cursor.epoch, rows.start, taken, rows.token_ids))
-        for told in self._drafter.ingest_many(chunks):
-            assert isinstance(told, int), told
+        self._engines.release(self._running)
 
 
 @contextlib.contextmanager
@@ -181,7 +95,7 @@ def _patched(names: Sequence[str]) -> Iterator[None]:
 
 def compare(name: str, pair: Pair, sequences: int, context: int, repetitions: int) -> dict[str, float]:
     """Tokens a second of both sides at so many sequences, and the ratio of what they take for the same rounds."""
-    sides = (Side(pair, sequences, context, None), Side(pair, sequences, context, KERNELS[name]))
+    sides = (Side(pair, sequences, context, Without()), Side(pair, sequences, context, KERNELS[name]))
     texts = [_long(pair.token_ids(prompt), context) for domain in DOMAINS for prompt in pair.prompts(domain, 6)]
     took: tuple[list[float], list[float]] = ([], [])
     tokens = [0, 0]

@@ -11,17 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import resource
-import signal
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,12 +28,13 @@ import yaml
 from tokenizers import Tokenizer
 
 from benchmarks.row import Row, note
-from benchmarks.synthetic_cell import FLAT
+from benchmarks.synthetic_cell import FLAT, SyntheticWorkers
+from dspark.loadgen import prometheus
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
 
 RATE_BAR, STREAMS_BAR = 12_000.0, 2_000
 TARGET = Path(__file__).resolve().parent.parent / "tests" / "data" / "pair" / "target"  # its tokenizer alone
-TOKENS_EACH = 4096  # token slots of one sequence in the synthetic pools
+TOKENS_EACH = 2048  # token slots of one sequence in the synthetic pools
 CHANNELS = 16
 WAVE = 50  # clients that come at once
 INTERVAL_MS = 100
@@ -57,9 +54,9 @@ def main(argv: list[str] | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 16_384), hard), hard))
     windows, seconds = (3, 2.0) if args.quick else (7, 4.0)
     with tempfile.TemporaryDirectory() as folder:
-        with Processes(_pair(Path(folder)), 2 * args.streams) as cell:
+        with FrontEndCell(_pair(Path(folder)), 2 * args.streams) as cell:
             rate = asyncio.run(_rates(cell, args.streams, windows, seconds))
-        with Processes(_pair(Path(folder), SLOW_MS), args.held) as cell:
+        with FrontEndCell(_pair(Path(folder), SLOW_MS), args.held) as cell:
             held = asyncio.run(_hold(cell, args.held, 64 if args.quick else 128))
     bar = f"at least {RATE_BAR:.0f} committed tokens per CPU second of the front end process"
     code = Row("B6", "front end rate", rate, bar, rate["adaptive"] >= RATE_BAR).show(as_json=args.json)
@@ -68,76 +65,30 @@ def main(argv: list[str] | None = None) -> int:
     return code | Row("B6", "front end streams", held, bar, holds).show(as_json=args.json)
 
 
-class Processes:
-    """Workers, coordinator and front end; leaves nothing behind."""
+class FrontEndCell(SyntheticWorkers):
+    """Workers, a coordinator and two front ends, one of which lets clients wait."""
 
     def __init__(self, pair: Path, room: int) -> None:
-        self._pair, self._room = pair, room
-        self._running: list[subprocess.Popen[bytes]] = []
+        super().__init__(pair, room=2 * room, tokens_each=TOKENS_EACH)
+        self._room = room
 
-    def __enter__(self) -> Processes:
-        try:
-            synthetic = {"engine": "synthetic", "synthetic": self._pair, "max-sequences": 2 * self._room}
-            tokens = self._room * TOKENS_EACH
-            verify, _ = self._serve("verify", **synthetic, **{"kv-tokens": tokens})
-            draft, _ = self._serve("draft", **synthetic, **{"context-tokens": tokens})
-            self.coordinator, self.coordinator_pid = self._serve(
-                "coordinator",
-                verify=verify,
-                draft=draft,
-                target=TARGET,
-                **{
-                    "max-running": self._room,
-                    "max-queued": self._room,
-                    "max-prefills": 256,
-                    "request-deadline-s": 1200,
-                },
-            )
-            self.paced, self.paced_pid = self._serve(
-                "frontend", coordinator=self.coordinator, target=TARGET, **{"chunk-interval-ms": INTERVAL_MS}
-            )
-            self.metrics_port = _free_port()
-            self.frontend, self.frontend_pid = self._serve(
-                "frontend",
-                coordinator=self.coordinator,
-                target=TARGET,
-                **{"max-streams": 2 * self._room, "metrics-port": self.metrics_port, "request-deadline-s": 1200},
-            )
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in reversed(self._running):
-            process.send_signal(signal.SIGTERM)
-        for process in self._running:
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-    def _serve(self, role: str, **flags: object) -> tuple[str, int]:
-        words = [f"--{name}={value}" for name, value in {"log-format": "json", **flags}.items()]
-        command = [sys.executable, "-m", "dspark.cli.main", "serve", role, "--ready-json", *words]
-        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ)
-        self._running.append(process)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the {role} did not start")
-        said = json.loads(line)
-        return str(said["endpoint"]), int(said["pid"])
+    def start(self) -> None:
+        super().start()
+        room: dict[str, object] = {"max_running": self._room, "max_queued": self._room, "max_prefills": 256}
+        workers = {role: self.endpoints(role)[0] for role in ("verify", "draft")}
+        begun = self.spawn("coordinator", target=TARGET, request_deadline_s=1200, **workers, **room)
+        self.coordinator, self.coordinator_pid = self.ready(begun), begun.pid
+        front: dict[str, object] = {"coordinator": self.coordinator, "target": TARGET}
+        begun = self.spawn("frontend", chunk_interval_ms=INTERVAL_MS, **front)
+        self.paced, self.paced_pid = self.ready(begun), begun.pid
+        self.metrics_port = _free_port()
+        more: dict[str, object] = {"max_streams": 2 * self._room, "metrics_port": self.metrics_port}
+        begun = self.spawn("frontend", request_deadline_s=1200, **front, **more)
+        self.frontend, self.frontend_pid = self.ready(begun), begun.pid
 
     def gauge(self, name: str) -> float:
         """Of the front end, right now."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as page:
-            for line in page.read().decode().splitlines():
-                if line.startswith(f"dspark_{name} "):
-                    return float(line.split()[1])
-        return 0.0
+        return prometheus.total(prometheus.fetch(f"http://127.0.0.1:{self.metrics_port}/metrics"), f"dspark_{name}")
 
 
 @dataclass
@@ -213,7 +164,7 @@ class Clients:
                 return
 
 
-async def _rates(cell: Processes, streams: int, windows: int, seconds: float) -> dict[str, Any]:
+async def _rates(cell: FrontEndCell, streams: int, windows: int, seconds: float) -> dict[str, Any]:
     """Committed tokens that reached clients per CPU second of the front end, by policy; medians."""
     value: dict[str, Any] = {"streams": streams}
     plain = (cell.frontend, cell.frontend_pid)
@@ -259,7 +210,7 @@ async def _clients(endpoint: str, streams: int, policy: str) -> AsyncIterator[He
         await clients.close()
 
 
-async def _hold(cell: Processes, streams: int, tokens: int) -> dict[str, Any]:
+async def _hold(cell: FrontEndCell, streams: int, tokens: int) -> dict[str, Any]:
     """All clients at once, and what becomes of them."""
     clients = Clients(cell.frontend)
     began, spent = time.monotonic(), cpu_seconds(cell.frontend_pid)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.engine_pair import GREEDY
 from benchmarks.random_pair import SLOTS, PairShape
 from benchmarks.row import note
 from draft_service.engine import DraftEngine
@@ -28,7 +29,6 @@ from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
 
-GREEDY = SamplingParams(temperature=0.0)
 SEQUENCES, TINY_SEQUENCES = (1, 4, 16, 64), (1, 2)
 TOKENS = (1, 2, 4, 8)  # of each sequence in a step
 ENTRIES = 64  # of a drafted slot's q
@@ -117,11 +117,9 @@ def drafts(
             break
         items = []
         for n in range(count):
-            cursor = Cursor(n, 1, 1, context + 1)
-            if (problem := drafter.open(Cursor(n, 1, 0, context), context + 64)) is not None:
+            if (problem := drafter.pretend(Cursor(n, 1, 0, context), context)) is not None:
                 raise RuntimeError(problem.message)
-            drafter.ingest(n, 1, 0, [0] * context, torch.ones(context, drafter.drafter.config.hidden_size))
-            items.append(DraftItem(cursor, 0, context, GREEDY))
+            items.append(DraftItem(Cursor(n, 1, 1, context + 1), 0, context, GREEDY))
         draft_s = clock.median_s(partial(drafter.draft, items), times=TINY_TIMES if tiny else TIMES)
         yield _line("draft", count, count * SLOTS, draft_s, weights / rate)
         for n in range(count):

@@ -1,4 +1,4 @@
-"""Synthetic workers as processes of their own, without a coordinator: whoever measures brings the lane."""
+"""Synthetic workers as processes of their own, without a coordinator: whoever measures brings the lane, or more."""
 
 from __future__ import annotations
 
@@ -12,60 +12,74 @@ from typing import Self
 
 FLAT = Path(__file__).resolve().parent / "synthetic" / "flat.yaml"
 TOKENS_EACH = 1 << 15  # token slots of one sequence
-STOP_S = 10.0
+POOLS = {"verify": "kv_tokens", "draft": "context_tokens"}
+STOP_S = 15.0
 
 
 class SyntheticWorkers:
-    """A context manager that leaves nothing behind. room: sequences that each worker can hold."""
+    """A context manager that leaves nothing behind. room: sequences that each worker can hold, of so many tokens."""
 
-    def __init__(self, file: Path = FLAT, *, room: int = 256, verifiers: int = 1, drafters: int = 1) -> None:
-        self._file, self._room = file, room
-        self._counts = {"verify": verifiers, "draft": drafters}
-        self._running: list[tuple[str, subprocess.Popen[bytes], str]] = []
+    def __init__(
+        self,
+        file: Path = FLAT,
+        *,
+        room: int = 256,
+        tokens_each: int = TOKENS_EACH,
+        verifiers: int = 1,
+        drafters: int = 1,
+    ) -> None:
+        self._flags = {"engine": "synthetic", "synthetic": file, "max_sequences": room}
+        self._tokens, self._counts = room * tokens_each, {"verify": verifiers, "draft": drafters}
+        self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self._endpoints: list[tuple[str, str]] = []
 
     def __enter__(self) -> Self:
-        begun = [(role, self._spawn(role)) for role, count in self._counts.items() for _ in range(count)]
         try:
-            for role, process in begun:
-                assert process.stdout is not None
-                line = process.stdout.readline()
-                if not line:
-                    raise RuntimeError(f"a synthetic {role} worker did not start")
-                self._running.append((role, process, str(json.loads(line)["endpoint"])))
+            self.start()
         except BaseException:
-            _end([process for _, process in begun])
+            self._end()
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        _end([process for _, process, _ in self._running])
+        self._end()
+
+    def start(self) -> None:
+        """Both pools at once, until everybody serves."""
+        for role, count in self._counts.items():
+            for _ in range(count):
+                self.spawn(role, **self._flags, **{POOLS[role]: self._tokens})
+        self._endpoints = [(role, self.ready(process)) for role, process in self._running]
 
     def endpoints(self, role: str) -> list[str]:
         """Of the workers of one role."""
-        return [endpoint for its, _, endpoint in self._running if its == role]
+        return [endpoint for its, endpoint in self._endpoints if its == role]
 
-    def _spawn(self, role: str) -> subprocess.Popen[bytes]:
-        pool = {"verify": "kv-tokens", "draft": "context-tokens"}[role]
-        flags = {
-            "engine": "synthetic",
-            "synthetic": self._file,
-            "max-sequences": self._room,
-            pool: self._room * TOKENS_EACH,
-            "log-format": "json",
-        }
-        words = [f"--{name}={value}" for name, value in flags.items()]
-        command = [sys.executable, "-m", "dspark.cli.main", "serve", role, "--ready-json", *words]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    def spawn(self, role: str, **flags: object) -> subprocess.Popen[bytes]:
+        """Begins one more `dspark serve`; see `ready`."""
+        words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+        command = [sys.executable, "-m", "dspark.cli.main", "serve", role, "--ready-json", "--log-format=json", *words]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self._running.append((role, process))
+        return process
 
+    def ready(self, process: subprocess.Popen[bytes]) -> str:
+        """Its endpoint, once it serves."""
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{process.args!r} did not start")
+        return str(json.loads(line)["endpoint"])
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        process.send_signal(signal.SIGTERM)
-    for process in processes:
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(STOP_S)
-        if process.stdout is not None:
-            process.stdout.close()
+    def _end(self) -> None:
+        """Who came last is told first."""
+        for _, process in reversed(self._running):
+            process.send_signal(signal.SIGTERM)
+        for _, process in self._running:
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(STOP_S)
+            if process.stdout is not None:
+                process.stdout.close()

@@ -1,0 +1,151 @@
+"""Both engines in this process, taking turns as a round does, without a coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from benchmarks.pair import Pair
+from draft_service.config import DraftConfig
+from draft_service.engine import DraftEngine
+from draft_service.interface import DraftItem, Rows
+from dspark.types import Block, Cursor, Refusal, Rule, SamplingParams, Verdict
+from verify_service.config import VerifyConfig
+from verify_service.engine import VerifyEngine
+from verify_service.feature_store import FeatureRows
+from verify_service.sequences import VerifyItem
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass
+class EngineAnswer:
+    """One answer under way."""
+
+    cursor: Cursor
+    params: SamplingParams
+    tokens: list[int]  # the prompt and what was committed
+    prompt_len: int
+
+
+class EnginePair:
+    """Raises RuntimeError when an engine refuses.
+
+    forms: in which feature rows travel; the drafter holds every sequence once for each. Without any, rows are handed
+    over as they are.
+    """
+
+    def __init__(self, verifier: VerifyEngine, drafter: DraftEngine, forms: Sequence[str] = ()) -> None:
+        self.verifier, self.drafter = verifier, drafter
+        self._forms = tuple(forms) or ("",)
+
+    @staticmethod
+    def load(pair: Pair, sequences: int, tokens: int, forms: Sequence[str], **verify: Any) -> EnginePair:
+        """tokens: slots of each pool, for all sequences. verify: more settings of the verifier."""
+        models: dict[str, Any] = {"target": str(pair.target), "drafter": str(pair.drafter), "measure_cost": False}
+        told = VerifyConfig(**models, kv_tokens=tokens, max_sequences=sequences, prefix_cache=False, **verify)
+        held = max(len(forms), 1)
+        asked = DraftConfig(**models, context_tokens=held * tokens, max_sequences=held * sequences)
+        return EnginePair(VerifyEngine.load(told), DraftEngine.load(asked), forms)
+
+    def begin(self, number: int, prompt: Sequence[int], params: SamplingParams, room: int) -> EngineAnswer:
+        """A prompt takes its pass, with room for so many tokens more; its first round is next."""
+        params, start = replace(params, prompt_len=len(prompt)), Cursor(number, 1, 0, len(prompt))
+        longest = len(prompt) + room
+        self._opened(self.verifier.open(start, params, longest, True, token_ids=prompt), start, longest)
+        self.verifier.prefill_chunk(number, prompt)
+        anchor = self.verifier.first_token(number)
+        assert isinstance(anchor, int), anchor
+        answer = EngineAnswer(_anchored(start), params, [*prompt, anchor], len(prompt))
+        self._push([(answer.cursor, 0)])
+        return answer
+
+    def pretend(self, number: int, context: int, room: int) -> EngineAnswer:
+        """The same behind so many tokens that nobody ran. For timing only."""
+        start, longest = Cursor(number, 1, 0, context), context + room
+        self._opened(self.verifier.pretend(start, GREEDY, longest), start, longest)
+        rows = torch.ones(context, self.drafter.drafter.width)
+        for held in self._held(start):
+            self.drafter.ingest(held.sequence, held.epoch, 0, [0] * context, rows)
+        return EngineAnswer(_anchored(start), GREEDY, [0] * (context + 1), context)
+
+    def draft(
+        self,
+        answers: Iterable[EngineAnswer],
+        slots: int = 0,
+        *,
+        form: str | None = None,
+        missing: int = 0,
+        rule: Rule | None = None,
+    ) -> list[Block]:
+        """A block for each. missing: newest context rows that the drafter does without. rule: in place of its own."""
+        place = 0 if form is None else self._forms.index(form)
+        asked = [
+            DraftItem(
+                self._held(each.cursor)[place],
+                each.tokens[-1],
+                max(each.cursor.anchor_position - missing, 1),
+                each.params if rule is None else replace(each.params, rule=rule),
+                slots,
+            )
+            for each in answers
+        ]
+        blocks = self.drafter.draft(asked)
+        if empty := next((block for block in blocks if not block.token_ids), None):
+            raise RuntimeError(f"nothing was drafted: {empty.empty_reason.name}")
+        return blocks
+
+    def judge(self, answers: Sequence[EngineAnswer], blocks: Sequence[Block]) -> int:
+        """Verifies whole blocks, commits, and hands the rows over; tokens committed by all."""
+        items = [
+            VerifyItem(each.cursor, each.tokens[-1], block.token_ids, block.q)
+            for each, block in zip(answers, blocks, strict=True)
+        ]
+        committed, pushed = 0, []
+        for each, block, verdict in zip(answers, blocks, self.verifier.judge_cohort(items).outcomes, strict=True):
+            if not isinstance(verdict, Verdict):
+                raise RuntimeError(f"not judged: {verdict}")
+            start = each.cursor.anchor_position
+            each.tokens += [*block.token_ids[: verdict.accepted], verdict.next_token]
+            each.cursor = each.cursor._replace(round=each.cursor.round + 1, committed_len=len(each.tokens))
+            pushed.append((each.cursor, start))
+            committed += verdict.accepted + 1
+        self._push(pushed)
+        return committed
+
+    def release(self, answers: Iterable[EngineAnswer]) -> None:
+        for each in answers:
+            self.verifier.release(each.cursor.sequence, each.cursor.epoch)
+            for held in self._held(each.cursor):
+                self.drafter.release(held.sequence, held.epoch)
+
+    def _held(self, cursor: Cursor) -> list[Cursor]:
+        """The drafter's own sequence for each form of rows."""
+        count = len(self._forms)
+        return [cursor._replace(sequence=cursor.sequence * count + place) for place in range(count)]
+
+    def _opened(self, refusal: Refusal | None, start: Cursor, longest: int) -> None:
+        for problem in (refusal, *(self.drafter.open(held, longest) for held in self._held(start))):
+            if problem is not None:
+                raise RuntimeError(f"a sequence was refused: {problem.message}")
+
+    def _push(self, asked: Iterable[tuple[Cursor, int]]) -> None:
+        """Rows from these on, once for each form."""
+        chunks = []
+        for cursor, start in asked:
+            made = self.verifier.features(cursor, start)
+            assert isinstance(made, FeatureRows), made
+            count = len(made.token_ids)
+            for form, held in zip(self._forms, self._held(cursor), strict=True):
+                message = replace(made, form=form).message(0, count) if form else None
+                rows = made.rows if message is None else self.drafter.read_rows(message, count)
+                chunks.append(Rows(held.sequence, held.epoch, made.start, rows, made.token_ids))
+        for told in self.drafter.ingest_many(chunks):
+            assert isinstance(told, int), told
+
+
+def _anchored(start: Cursor) -> Cursor:
+    return start._replace(round=1, committed_len=start.committed_len + 1)
