@@ -45,7 +45,7 @@ class DraftEngine(DraftEngineCore):
             drafter, tokens=config.context_tokens, page_size=config.page_size, max_sequences=config.max_sequences
         )
         own = drafter.config
-        shape = DrafterShape(own.vocab_size, drafter.width, own.block_size, own.enable_confidence_head)
+        shape = DrafterShape(own.vocab_size, drafter.width, own.block_size)
         super().__init__(config, version, self._contexts, shape, own.max_position_embeddings)
 
     @staticmethod

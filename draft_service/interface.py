@@ -44,7 +44,6 @@ class DrafterShape:
     vocab_size: int
     hidden_size: int
     block_size: int
-    has_confidence: bool
 
 
 class DraftEnginePort(Protocol):

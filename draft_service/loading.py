@@ -39,7 +39,7 @@ def load_parts(config: DraftConfig) -> DrafterParts:
     drafter.serve()
     calibration = load_calibration(folder, block_size=drafter.config.block_size)
     calibrated = calibration is not IDENTITY
-    if drafter.config.enable_confidence_head and not calibrated:
+    if not calibrated:
         log.info("draft.not_calibrated", drafter=config.drafter)
     if calibrated and calibration.top_k_cut not in (None, config.q_entries):
         # Confidence was fitted for another cut of q; it still orders slots, but its product is off.

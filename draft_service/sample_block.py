@@ -75,15 +75,13 @@ def sample_block(
             probs.append(slot_probs)
         previous.append(token)
     told = proposal.confidence_logits(torch.stack(previous[:-1], dim=1))
-    numbers = torch.isfinite(proposal.hidden if told is None else told).all().view(1)
+    numbers = torch.isfinite(told).all().view(1)
     sound = torch.cat([numbers, *(noise.sound if noise is not None else ())])
     made = [torch.stack(part, dim=1) for part in (previous[1:], ids, probs) if part]
-    drawn, *sent, fine, judged = fetched_together([*made, sound, anchor_ids if told is None else told])
+    drawn, *sent, fine, judged = fetched_together([*made, sound, told])
     if not fine.all():
         raise FloatingPointError("what was drafted from is not numbers")
-    confidence = np.ones(drawn.shape, np.float32)
-    if told is not None:
-        confidence = _calibrated(judged.astype(np.float32), calibration, all_params)
+    confidence = _calibrated(judged.astype(np.float32), calibration, all_params)
     token_ids = drawn.astype(np.int64)
     if noise is None:
         sent = [drawn[..., None], np.ones((*drawn.shape, 1))]

@@ -49,7 +49,6 @@ class DraftService(draft_pb2_grpc.DraftServicer):
             load=codec.write_load(engine.held, device.queued, device.busy_s, drafting.wait_s, drafting.waits),
             rounds_port=self._rounds_port,
             calibrated=engine.calibrated,
-            has_confidence=shape.has_confidence,
             **self._worker.described(),
         )
 

@@ -59,7 +59,7 @@ class SyntheticDraftEngine(DraftEngineCore):
             max_sequences=config.max_sequences,
         )
         config = dataclasses.replace(config, drafter=config.drafter or "synthetic")
-        shape = DrafterShape(spec.vocabulary, spec.feature_width, spec.block, has_confidence=True)
+        shape = DrafterShape(spec.vocabulary, spec.feature_width, spec.block)
         super().__init__(config, f"synthetic-{spec.fingerprint}", self._contexts, shape, spec.context_length)
 
     @property

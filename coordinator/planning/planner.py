@@ -30,6 +30,7 @@ STAYS = 1.01  # by which another plan has to be better than the one in force
 EXPLORE = 0.004  # share of tokens that trying something may cost, by what is known
 PLAINLY = 0.3  # of that, trying to go without drafts: what plain rounds take changes rarely
 MOST_EXPLORED = 0.25  # of plans
+RENEWED = 0.02  # plans and learned blocks over blocks in the window, from which on a lane is looked at anew
 CURVE_POINTS = 40  # of the expected rate by slots verified, at most
 
 
@@ -145,6 +146,9 @@ class Planner:
         self._number = 0
         self._last = _Option(0.0, 1.0, slots, 1, 0.0)
         self._lane: PlannedLane | None = None  # as of the last plan
+        self._known: tuple[_Option, list[_Option]] | None = None  # what could be done, of the lane as it was then
+        self._known_of: tuple[object, ...] = ()
+        self._news = 0  # plans and blocks since
 
     def learn(self, done: FinishedPass) -> None:
         count, width = done.confidence.shape
@@ -174,6 +178,7 @@ class Planner:
         worth = np.cumprod(np.minimum(own * ratios, 1.0), axis=1) * weight[:, None]
         self._recent.append((compared, worth))
         self._blocks += len(own)
+        self._news += len(own)
         while self._blocks - len(self._recent[0][0]) >= WINDOW:
             self._blocks -= len(self._recent.popleft()[0])
 
@@ -181,7 +186,7 @@ class Planner:
         self._number, self._lane = self._number + 1, lane if len(lane.sequences) else None
         if not len(lane.sequences):
             return Plan(self._number, PLAIN, 1, lane.window)
-        plain, drafted = self._options(lane)
+        plain, drafted = self._renewed(lane)
         best = max((plain, *drafted), key=lambda option: option.rate)
         kept = next((each for each in (plain, *drafted) if self._same(each)), best)
         self._last = kept if best.rate < STAYS * kept.rate else best
@@ -216,6 +221,14 @@ class Planner:
 
     def _same(self, option: _Option) -> bool:
         return (option.slots, option.cohorts) == (self._last.slots, self._last.cohorts)
+
+    def _renewed(self, lane: PlannedLane) -> tuple[_Option, list[_Option]]:
+        """`_options`, not asked every time: on a small machine what plans take is missing where passes are computed."""
+        of = (tuple(lane.keys), lane.weight.tobytes(), lane.most_tokens, lane.cohorts, lane.others)
+        self._news += 1
+        if self._known is None or self._news > RENEWED * self._blocks or of != self._known_of:
+            self._known, self._known_of, self._news = self._options(lane), of, 0
+        return self._known
 
     def _options(self, lane: PlannedLane) -> tuple[_Option, list[_Option]]:
         tokens, worth = _without_drafts(lane)

@@ -108,8 +108,8 @@ def _block_problems(
             "base_logits": draft.drafter.base_logits(proposal.hidden),
             "corrected_logits": torch.stack(corrected, dim=1),
         }
-        if (confidence := proposal.confidence_logits(torch.stack(said[:-1], dim=1))) is not None:
-            found["confidence_logits"] = confidence
+        if draft.drafter.config.enable_confidence_head:
+            found["confidence_logits"] = proposal.confidence_logits(torch.stack(said[:-1], dim=1))
     return [
         next((told for name in found if (told := _far(name, found[name][row : row + 1], case))), None)
         or _drafted_problem(block, case)

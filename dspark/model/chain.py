@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dspark.model.attention import for_padded_context
 from dspark.model.config import DrafterConfig
 from dspark.model.context import FusedFeatures, LastHidden
 from dspark.model.family import ContextTokens, Entries, Needs
 from dspark.model.layer import DraftLayer, build_layer
+from dspark.model.proposals import GrownProposal
 from dspark.model.rotary import RMSNorm, RotaryTable
 from dspark.model.vocabulary import VocabularyEnds
 
@@ -168,22 +168,13 @@ class MTPDrafter(LastHidden, ChainDrafter):
         return carried
 
 
-class ChainProposal:
-    """A block that grows a slot per step; its own entries stand behind those of the context."""
+class ChainProposal(GrownProposal):
+    """Every step carries on what the one before it made."""
 
     def __init__(self, drafter: ChainDrafter, context: Entries, last_rows: Tensor, slots: int) -> None:
+        super().__init__(context, slots)
         self._drafter = drafter
         self._carried = last_rows  # [n, H]
-        self._positions = context.lengths  # [n] of the step to come
-        keys, values = context.keys[0], context.values[0]  # [n, S, Hkv, hd]
-        self._mask: Tensor | None = None  # [n, 1, 1, S + slots]
-        if len(keys) == 1 and keys.device.type == "cpu":  # of a card it would be a wait
-            rows = int(context.lengths[0])
-            keys, values = keys[:, :rows], values[:, :rows]
-        else:
-            self._mask = for_padded_context(context.lengths, keys.shape[1], slots)
-        self._keys, self._values = keys, values
-        self._hidden: list[Tensor] = []
 
     def step(self, previous_ids: Tensor) -> Tensor:
         """previous_ids [n] -> logits [n, V] fp32 of the next slot."""
@@ -191,21 +182,11 @@ class ChainProposal:
         pair = drafter.pair(self._carried, previous_ids)
         angles = drafter.rotary.at(self._positions)
         query, key, value = layer.self_attn.project(pair.rows.unsqueeze(1), angles.unsqueeze(1))
-        self._keys = torch.cat((self._keys, key), dim=1)
-        self._values = torch.cat((self._values, value), dim=1)
-        mask = None if self._mask is None else self._mask[..., : self._keys.shape[1]]
-        attended = layer.self_attn.attend(query, self._keys, self._values, mask)
+        attended = layer.self_attn.attend(query, *self._grow(0, key, value))
         output = layer.after(pair.residual, attended.squeeze(1))
-        self._carried, self._positions = drafter.carry(output), self._positions + 1
-        self._hidden.append(drafter.norm(output))
-        return drafter.whole(drafter.base_logits(self._hidden[-1]).float())
-
-    def confidence_logits(self, previous_ids: Tensor) -> None:
-        """These families have no confidence."""
-
-    @property
-    def hidden(self) -> Tensor:
-        return torch.stack(self._hidden, dim=1)
+        self._carried = drafter.carry(output)
+        hidden = drafter.norm(output)
+        return self._stepped(hidden, drafter.whole(drafter.base_logits(hidden)))
 
 
 def unrolled_attention(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], *, scale: float) -> Tensor:

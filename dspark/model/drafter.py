@@ -24,6 +24,7 @@ from dspark.model.context import ContextProjection
 from dspark.model.family import ContextTokens, Entries, Needs, PagedEntries
 from dspark.model.heads import ConfidenceHead, SequentialHead, build_head
 from dspark.model.layer import DraftLayer, build_layer
+from dspark.model.proposals import sureness
 from dspark.model.rotary import RotaryTable
 from dspark.model.vocabulary import VocabularyEnds
 from dspark.native.attention import PagedAttention, Tables
@@ -287,17 +288,22 @@ class BlockProposal:
         self._hidden = hidden  # [n, k, H]
         self._base = drafter.base_logits(hidden).float()  # [n, k, Vd]
         self._state = drafter.markov_head.initial_state(len(hidden), hidden)
+        self._sureness: list[Tensor] = []
         self._slot = 0
 
     def step(self, previous_ids: Tensor) -> Tensor:
         """previous_ids [n] -> logits [n, V] fp32 of the next slot."""
         slot, self._slot = self._slot, self._slot + 1
         bias, self._state = self._drafter.markov_head.bias(self._state, previous_ids, self._hidden[:, slot])
-        return self._drafter.whole(self._base[:, slot] if bias is None else self._base[:, slot] + bias)
+        logits = self._base[:, slot] if bias is None else self._base[:, slot] + bias
+        if self._drafter.confidence_head is None:
+            self._sureness.append(sureness(logits))
+        return self._drafter.whole(logits)
 
-    def confidence_logits(self, previous_ids: Tensor) -> Tensor | None:
-        """previous_ids [n, k], anchors first -> [n, k], or None."""
-        return self._drafter.confidence_logits(self._hidden[:, : previous_ids.shape[1]], previous_ids)
+    def confidence_logits(self, previous_ids: Tensor) -> Tensor:
+        """previous_ids [n, k], anchors first -> [n, k]: the head's, or else how sure the slots' logits are."""
+        told = self._drafter.confidence_logits(self._hidden[:, : previous_ids.shape[1]], previous_ids)
+        return torch.stack(self._sureness, dim=1) if told is None else told
 
     @property
     def hidden(self) -> Tensor:

@@ -90,8 +90,8 @@ class Proposal(Protocol):
     def step(self, previous_ids: Tensor) -> Tensor:
         """previous_ids [n] int64, the token drawn before this slot (first the anchors) -> logits [n, V] of the slot."""
 
-    def confidence_logits(self, previous_ids: Tensor) -> Tensor | None:
-        """After k steps: previous_ids [n, k], anchors first -> [n, k], or None for a drafter without confidence."""
+    def confidence_logits(self, previous_ids: Tensor) -> Tensor:
+        """After k steps: previous_ids [n, k], anchors first -> [n, k], never made of a slot's own token."""
 
     @property
     def hidden(self) -> Tensor:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dspark.model.attention import for_padded_context
 from dspark.model.config import DrafterConfig
 from dspark.model.family import ContextTokens, Entries, Needs
 from dspark.model.layer import DraftLayer, build_layer
+from dspark.model.proposals import GrownProposal
 from dspark.model.rotary import RotaryTable
 from dspark.model.vocabulary import VocabularyEnds
 
@@ -102,21 +102,12 @@ class LanguageDrafter(VocabularyEnds):
         return list(self.layers)  # type: ignore[arg-type]
 
 
-class LanguageProposal:
-    """A block that grows a token per step; its own entries stand behind those of the context."""
+class LanguageProposal(GrownProposal):
+    """Every step runs all layers on the token before."""
 
     def __init__(self, drafter: LanguageDrafter, context: Entries, slots: int) -> None:
+        super().__init__(context, slots)
         self._drafter = drafter
-        self._positions = context.lengths
-        keys, values = context.keys, context.values
-        self._mask: Tensor | None = None  # [n, 1, 1, S + slots]
-        if keys.shape[1] == 1 and keys.device.type == "cpu":  # of a card it would be a wait
-            rows = int(context.lengths[0])
-            keys, values = keys[:, :, :rows], values[:, :, :rows]
-        else:
-            self._mask = for_padded_context(context.lengths, keys.shape[2], slots)
-        self._keys, self._values = list(keys.unbind()), list(values.unbind())  # per layer [n, S, Hkv, hd]
-        self._hidden: list[Tensor] = []
 
     def step(self, previous_ids: Tensor) -> Tensor:
         """previous_ids [n] -> logits [n, V] fp32 of the next slot."""
@@ -125,20 +116,9 @@ class LanguageProposal:
         angles = drafter.rotary.at(self._positions).unsqueeze(1)
         for number, layer in enumerate(drafter._decoder()):
             query, key, value = layer.self_attn.project(layer.input_layernorm(hidden), angles)
-            self._keys[number] = keys = torch.cat((self._keys[number], key), dim=1)
-            self._values[number] = values = torch.cat((self._values[number], value), dim=1)
-            mask = None if self._mask is None else self._mask[..., : keys.shape[1]]
-            hidden = layer.after(hidden, layer.self_attn.attend(query, keys, values, mask))
-        self._positions = self._positions + 1
-        self._hidden.append(drafter.norm(hidden.squeeze(1)))
-        return drafter.base_logits(self._hidden[-1]).float()
-
-    def confidence_logits(self, previous_ids: Tensor) -> None:
-        """A language model has no confidence."""
-
-    @property
-    def hidden(self) -> Tensor:
-        return torch.stack(self._hidden, dim=1)
+            hidden = layer.after(hidden, layer.self_attn.attend(query, *self._grow(number, key, value)))
+        normed = drafter.norm(hidden.squeeze(1))
+        return self._stepped(normed, drafter.base_logits(normed))
 
 
 def _causal(ids: Tensor, past: Entries | None) -> Tensor:

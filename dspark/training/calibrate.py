@@ -61,13 +61,10 @@ def calibrate(
     `also_greedy` are prompts for greedy requests only: an answer has fewer rounds there, and it is always the same.
     `plots` takes reliability diagrams before and after; `keep` keeps the target's answers, for the next run. Returns
     what `dspark calibrate --json` prints.
-    ConfigError for a drafter without a confidence head: there is nothing to calibrate.
     """
     begun = time.monotonic()
     _check_names([*prompts, *also_greedy])
     made, folder = load_drafter(drafter, target=target), out or locate(drafter)
-    if not made.config.enable_confidence_head:
-        raise ConfigError(f"drafter: {drafter} ({made.config.family}) has no confidence head to calibrate")
     made.requires_grad_(False).serve()
     loaded = load_target(target)
     asked = {path.stem: questions(path, loaded, rows=rows, seed=seed) for path in (*prompts, *also_greedy)}

@@ -49,8 +49,8 @@ def evaluate(
     """Measures every data set at every temperature; writes `metrics.json` and plots to `out`. Returns the metrics.
 
     `rule` is the acceptance rule, `cut` the entries a draft is cut to (None: not at all), `rows` the most rows of one
-    data set (0: all). Thresholds are swept where the drafter has a confidence head, over the very same texts. `keep`:
-    a folder in which the target's answers stay, for the next drafter.
+    data set (0: all). Thresholds are swept over the very same texts. `keep`: a folder in which the target's answers
+    stay, for the next drafter.
     """
     begun = time.monotonic()
     stems = [path.stem for path in datasets]
@@ -126,7 +126,7 @@ def _measured(
     """One data set at one temperature."""
     if not texts:
         raise ConfigError("data: the target ends every answer of a data set at once; there is no round to measure")
-    by_text = metrics.played(texts, size, new_tokens, metrics.whole(size), fit)
+    by_text = metrics.played(texts, new_tokens, metrics.whole(size), fit)
     row = metrics.figures([made for rounds in by_text for made in rounds], size)
     row["tau_95"] = metrics.interval(by_text)
     once = [rounds for text, rounds in zip(texts, by_text, strict=True) if not metrics.loops(text, new_tokens)]

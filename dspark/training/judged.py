@@ -28,7 +28,7 @@ class Text:
 
     answer: TargetText
     accepted: Ints  # [A]
-    confidence: Floats | None  # [A, k] logits
+    confidence: Floats  # [A, k] logits
 
     def play(self, lengths: Sequence[int], new_tokens: int) -> list[rounds.Played]:
         """Its rounds, with so many slots verified at each anchor."""
@@ -61,8 +61,7 @@ def judged(
             seed=answer.seed,
             choice=answer.choice,
         )
-        told = blocks.confidence
-        yield Text(answer, blocks.accepted.numpy(), None if told is None else told.double().numpy())
+        yield Text(answer, blocks.accepted.numpy(), blocks.confidence.double().numpy())
 
 
 def whole_blocks(texts: Iterable[Text], size: int, new_tokens: int) -> tuple[Floats, Ints]:
@@ -72,7 +71,6 @@ def whole_blocks(texts: Iterable[Text], size: int, new_tokens: int) -> tuple[Flo
     """
     scores, kept = [], []
     for text in texts:
-        assert text.confidence is not None
         for made in text.play([size] * text.answer.anchors, new_tokens):
             if made.emitted == made.accepted + 1:
                 scores.append(text.confidence[made.at])

@@ -71,24 +71,17 @@ def above(threshold: float) -> PrefixRule:
     return lengths
 
 
-def played(
-    texts: Sequence[Text], size: int, new_tokens: int, rule: PrefixRule, fit: SlotFit | None
-) -> list[list[Played]]:
+def played(texts: Sequence[Text], new_tokens: int, rule: PrefixRule, fit: SlotFit | None) -> list[list[Played]]:
     """Rounds of every text under a prefix rule; confidence is calibrated by `fit`, or not."""
     made = []
     for text in texts:
-        if text.confidence is None:
-            told = np.ones((text.answer.anchors, size))
-        else:
-            told = reliability.sigmoid(text.confidence if fit is None else fit.logits(text.confidence))
+        told = reliability.sigmoid(text.confidence if fit is None else fit.logits(text.confidence))
         made.append(text.play(rule(told), new_tokens))
     return made
 
 
 def confidence(texts: Sequence[Text], size: int, new_tokens: int, fit: SlotFit | None) -> dict[str, Any] | None:
-    """How good the confidence is, raw and calibrated, by slot; None for a drafter without the head."""
-    if not texts or texts[0].confidence is None:
-        return None
+    """How good the confidence is, raw and calibrated, by slot; None where no block was verified whole."""
     logits, accepted = whole_blocks(texts, size, new_tokens)
     if not len(accepted):
         return None
@@ -112,7 +105,7 @@ def sweep(
     """tau and verified tokens at every threshold; the same texts and drafts throughout."""
     points = []
     for threshold in thresholds:
-        rounds = [r for one in played(texts, size, new_tokens, above(threshold), fit) for r in one]
+        rounds = [r for one in played(texts, new_tokens, above(threshold), fit) for r in one]
         all_of = figures(rounds, size)
         points.append(
             {

@@ -37,7 +37,7 @@ class JudgedBlocks:
     """A drafted and judged block at every anchor of one text."""
 
     accepted: Tensor  # [A] how many slots were accepted, 0..k
-    confidence: Tensor | None  # [A, k] confidence logits, given the drafts before each slot; None without the head
+    confidence: Tensor  # [A, k] confidence logits, given the drafts before each slot
 
 
 def distribution(logits: Tensor, temperature: float, cut: int | None) -> Tensor:
@@ -117,8 +117,7 @@ def judge(
         context = Entries(entries.keys[:, piece], entries.values[:, piece], entries.lengths[piece])
         last = None if rows is None else rows[piece]
         parts.append(_blocks(drafter, text, anchors[piece], context, last, temperature, generator, cut, rule))
-    told = [part.confidence for part in parts if part.confidence is not None]
-    return JudgedBlocks(torch.cat([part.accepted for part in parts]), torch.cat(told) if told else None)
+    return JudgedBlocks(torch.cat([part.accepted for part in parts]), torch.cat([part.confidence for part in parts]))
 
 
 def _blocks(

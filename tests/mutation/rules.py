@@ -316,6 +316,15 @@ RULES = [
         ),
     ),
     *in_file(
+        "dspark/model/proposals.py",
+        (
+            "a slot without a head is as sure as of its first token",
+            "wide.amax(dim=-1)",
+            "wide[..., 0]",
+            ("tests/unit/model/test_drafter_families.py",),
+        ),
+    ),
+    *in_file(
         "draft_service/sample_block.py",
         (
             "q is rounded after sampling",

@@ -22,7 +22,7 @@ EMPTY_REASON_TOO_LONG: EmptyReason
 EMPTY_REASON_INVALID: EmptyReason
 
 class DrafterDescription(_message.Message):
-    __slots__ = ("incarnation", "pid", "model", "fingerprint", "projection", "vocab_size", "hidden_size", "block_size", "q_entries", "context_length", "device", "dtype", "cost", "load", "calibrated", "has_confidence", "page_size", "draining", "metrics_port", "warm", "rounds_port")
+    __slots__ = ("incarnation", "pid", "model", "fingerprint", "projection", "vocab_size", "hidden_size", "block_size", "q_entries", "context_length", "device", "dtype", "cost", "load", "calibrated", "page_size", "draining", "metrics_port", "warm", "rounds_port")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -38,7 +38,6 @@ class DrafterDescription(_message.Message):
     COST_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     CALIBRATED_FIELD_NUMBER: _ClassVar[int]
-    HAS_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     METRICS_PORT_FIELD_NUMBER: _ClassVar[int]
@@ -59,13 +58,12 @@ class DrafterDescription(_message.Message):
     cost: _types_pb2.CostCurve
     load: _types_pb2.Load
     calibrated: bool
-    has_confidence: bool
     page_size: int
     draining: bool
     metrics_port: int
     warm: bool
     rounds_port: int
-    def __init__(self, incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., projection: _Optional[str] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., block_size: _Optional[int] = ..., q_entries: _Optional[int] = ..., context_length: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., cost: _Optional[_Union[_types_pb2.CostCurve, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., calibrated: _Optional[bool] = ..., has_confidence: _Optional[bool] = ..., page_size: _Optional[int] = ..., draining: _Optional[bool] = ..., metrics_port: _Optional[int] = ..., warm: _Optional[bool] = ..., rounds_port: _Optional[int] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., projection: _Optional[str] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., block_size: _Optional[int] = ..., q_entries: _Optional[int] = ..., context_length: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., cost: _Optional[_Union[_types_pb2.CostCurve, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., calibrated: _Optional[bool] = ..., page_size: _Optional[int] = ..., draining: _Optional[bool] = ..., metrics_port: _Optional[int] = ..., warm: _Optional[bool] = ..., rounds_port: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("incarnation",)

@@ -27,9 +27,12 @@ ROWS = 30
 CURSOR = Cursor(1, 1, 1, ROWS + 1)
 
 
-@pytest.fixture
-def engine(golden_drafter: Path) -> DraftEngine:
-    engine = DraftEngine.load(DraftConfig(drafter=str(golden_drafter), context_tokens=4096))
+DATA = Path(__file__).parents[2] / "data"
+
+
+@pytest.fixture(params=["dspark_vanilla"])
+def engine(request: pytest.FixtureRequest) -> DraftEngine:
+    engine = DraftEngine.load(DraftConfig(drafter=str(DATA / request.param), context_tokens=4096))
     engine.open(Cursor(1, 1, 0, ROWS), 200)
     engine.ingest(1, 1, 0, [0] * ROWS, torch.randn(ROWS, 64, generator=torch.Generator().manual_seed(1)))
     return engine
@@ -77,6 +80,7 @@ def test_large_cohorts_race_over_the_entries_they_would_have_sent(
     assert same > 15, "the noise is the same, and most of the mass is in the entries"
 
 
+@pytest.mark.parametrize("engine", ["dspark_vanilla", "eagle3"], indirect=True)
 def test_a_confidence_knows_the_tokens_before_its_slot_and_nothing_after(engine: DraftEngine) -> None:
     made = blocks(engine, *(SamplingParams(3.0, seed=seed) for seed in range(12)))
     differed = set()

@@ -39,7 +39,10 @@ def _blocks(drafter: Drafter, ids: Tensor, anchors: Tensor, context: Entries, la
     logits = [proposal.step(ids[anchors + slot]) for slot in range(size)]
     assert proposal.hidden.shape == (len(anchors), size, drafter.config.hidden_size)
     confidence = proposal.confidence_logits(torch.stack([ids[anchors + slot] for slot in range(size)], dim=1))
-    assert (confidence is None) == (not drafter.config.enable_confidence_head)
+    assert confidence.shape == (len(anchors), size)
+    if not drafter.config.enable_confidence_head:
+        chance = torch.softmax(torch.stack(logits, dim=1), dim=-1).amax(dim=-1)
+        torch.testing.assert_close(torch.sigmoid(confidence), chance, **CLOSE)
     return torch.stack(logits, dim=1)
 
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
+import torch
 
+from draft_service.config import DraftConfig
+from draft_service.engine import DraftEngine, DraftItem
 from dspark.cli.main import main
 from dspark.errors import ConfigError
 from dspark.model.calibration import load_calibration
 from dspark.model.checkpoint import load_target
-from dspark.training import evaluate, lockstep
+from dspark.training import evaluate, lockstep, reliability
 from dspark.training.asked import questions
 from dspark.training.calibrate import calibrate
+from dspark.types import Cursor, SamplingParams
 
 DATA = Path(__file__).parents[2] / "data"
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden"  # more of them, where they are
@@ -170,11 +177,28 @@ def test_other_families_are_judged_alike(golden_target: Path, prompts: Path, dra
     )
     row = report["temperatures"]["T=1"]["datasets"]["tiny"]
     assert row["rounds"] > 0
-    assert (row["confidence"] is None) == (drafter.name in ("dflash", "eagle3"))
+    assert row["confidence"]["rounds"] > 0
     assert evaluate.table(report)
 
 
-def test_nothing_to_calibrate_is_said(golden_target: Path, prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["calibrate", str(prompts), "--target", str(golden_target), "--drafter", str(DATA / "eagle3")]
-    assert main(command) == 1
-    assert "has no confidence head to calibrate" in capsys.readouterr().err
+def test_a_drafter_without_a_head_for_it_is_fitted_and_serves_by_the_fit(
+    golden_target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(DATA / "eagle3", tmp_path / "eagle3")
+    plain = _confidence(folder)
+    command = ["calibrate", str(prompts), "--target", str(golden_target), "--drafter", str(folder), "--quiet"]
+    assert main([*command, "--new-tokens", "16"]) == 0
+    fit = load_calibration(folder, block_size=len(plain)).fit("greedy", "token")
+    assert fit is not None
+    logits = np.log(plain / (1.0 - plain))
+    np.testing.assert_allclose(_confidence(folder), reliability.sigmoid(fit.logits(logits)), rtol=1e-4)
+
+
+def _confidence(folder: Path) -> npt.NDArray[np.float64]:
+    """Of one greedy block, as it is served."""
+    engine = DraftEngine.load(DraftConfig(drafter=str(folder), context_tokens=4096))
+    engine.open(Cursor(1, 1, 0, 8), 64)
+    rows = torch.randn(8, engine.shape.hidden_size, generator=torch.Generator().manual_seed(1))
+    engine.ingest(1, 1, 0, list(range(8)), rows)
+    (block,) = engine.draft([DraftItem(Cursor(1, 1, 1, 9), 8, 8, SamplingParams(temperature=0.0))])
+    return np.array(block.confidence)
