@@ -37,9 +37,11 @@ class Spent:
     seconds: float = 0.0  # from the first token of each answer to its last, summed
     wall_s: float = 0.0  # of everybody together, prompts included
     accepted: list[int] = field(default_factory=lambda: [0] * (BLOCK + 1))  # rounds, by tokens accepted
+    ids: list[tuple[int, ...]] = field(default_factory=list)  # of each answer
 
     def add(self, answer: Completion) -> None:
         spent, timings = answer.end.speculation, answer.end.timings
+        self.ids.append(answer.token_ids)
         self.tokens += len(answer.token_ids) - 1  # behind the first, which the prompt's pass gives
         self.rounds += spent.rounds
         self.seconds += (timings.total_ms - timings.ttft_ms) / 1000
@@ -71,7 +73,7 @@ async def ask(client: AsyncClient, prompts: Sequence[Prompt], policy: str, strea
 
 
 async def in_turns(client: AsyncClient, prompts: Sequence[Prompt], streams: int, turns: int) -> dict[str, Spent]:
-    """Plain decoding and the default, the same prompts; who begins changes."""
+    """Plain decoding and the default, the same prompts, so that a disturbance hits both alike; who begins changes."""
     spent = {policy: Spent() for policy in ("off", DEFAULT)}
     for turn in range(turns):
         for policy in list(spent)[:: -1 if turn % 2 else 1]:

@@ -7,28 +7,28 @@ default policy, in turns. At temperature 0 both must give the same ids: the demo
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from benchmarks.pair import DOMAINS, Pair, Prompt, add_arguments, chosen
+from benchmarks.by_domain import DEFAULT, TOKENS, Spent, ask, in_turns
+from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
 from coordinator.http.template import find_template
-from dspark.client import Chunk, Client, Completion, Finished, Options
+from dspark.client import AsyncClient, Chunk, Client, Finished
+from dspark.loadgen.report import machine
 
 TURNS = ("Hello! Who are you?", "Name three fruits that are red.", "How do I make a salad of them?")
 ANSWER = 80  # tokens of an answer in the conversation, most
-TOKENS, REPETITIONS = 96, 2  # of the comparison: tokens of an answer, most, and how often each question is asked
-DEFAULT = "default"  # the cell's own policy: none is named
+REPETITIONS = 2  # of each question of the comparison
 PROMPTS = (1, 3)  # fewest and most of a domain
 BUDGET_S = 120.0
 RESULTS = Path(__file__).resolve().parent / "results" / "demo.json"
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
             _dspark("up", "--target", str(pair.target), "--drafter", str(pair.drafter))
             with Client() as client:
                 _chat(client, pair)
-                domains = _compare(client, pair, args.budget_s)
+            domains = asyncio.run(_compare(pair, args.budget_s))
         except KeyboardInterrupt:
             print("interrupted, taking the cluster down", file=sys.stderr)
             return 130
@@ -70,7 +70,8 @@ def main(argv: list[str] | None = None) -> int:
             _clean_up()
     same = all(domain.same_ids for domain in domains)
     result = {
-        **_machine(),
+        "command": "python -m benchmarks.demo --save",
+        **machine(),
         "tokens": TOKENS,
         "repetitions": REPETITIONS,
         "domains": [asdict(domain) for domain in domains],
@@ -134,70 +135,27 @@ def _chat(client: Client, pair: Pair) -> None:
         said.append({"role": "assistant", "content": answer})
 
 
-def _ask(client: Client, prompt: Prompt, policy: str) -> tuple[Completion, float]:
-    options: Options = {"max_tokens": TOKENS, "temperature": 0.0}
-    if policy != DEFAULT:
-        options["policy"] = policy
-    began = time.perf_counter()
-    answer = client.complete(prompt, timeout=120, **options)
-    return answer, time.perf_counter() - began
-
-
-def _compare(client: Client, pair: Pair, budget_s: float) -> list[DomainRow]:
+async def _compare(pair: Pair, budget_s: float) -> list[DomainRow]:
     print("\nthe same questions without drafts and with them, in turns ...", flush=True)
-    _, first = _ask(client, pair.prompts(DOMAINS[0], 1)[0], "off")
-    count = max(PROMPTS[0], min(PROMPTS[1], int(budget_s / (len(DOMAINS) * 2 * REPETITIONS * first))))
-    print("\ndomain     prompts  tokens a round  tok/s off  tok/s  ratio", flush=True)
-    domains = []
-    for name in DOMAINS:
-        row = _domain(client, name, pair.prompts(name, count))
-        print(
-            f"{row.domain:<9}  {row.prompts:7}  {row.tokens_per_round:14.2f}  {row.tokens_per_s_off:9.1f}"
-            f"  {row.tokens_per_s:5.1f}  {row.ratio:5.2f}",
-            flush=True,
-        )
-        domains.append(row)
-    print(f"one stream, temperature 0, at most {TOKENS} tokens an answer, {REPETITIONS} times; client included\n")
+    async with AsyncClient() as client:
+        await ask(client, pair.prompts(DOMAINS[0], 1), "off", 1, first := Spent())
+        count = int(budget_s / (len(DOMAINS) * 2 * REPETITIONS * first.wall_s))
+        count = max(PROMPTS[0], min(PROMPTS[1], count))
+        print("\ndomain     prompts  tokens a round  tok/s off  tok/s  ratio", flush=True)
+        domains = []
+        for name in DOMAINS:
+            spent = await in_turns(client, pair.prompts(name, count), 1, REPETITIONS)
+            domains.append(_row(name, count, spent["off"], spent[DEFAULT]))
+    print(f"one stream, temperature 0, {TOKENS} tokens an answer, {REPETITIONS} times; client included\n")
     return domains
 
 
-def _domain(client: Client, domain: str, prompts: Sequence[Prompt]) -> DomainRow:
-    answers: dict[str, list[Completion]] = {"off": [], DEFAULT: []}
-    seconds = dict.fromkeys(answers, 0.0)
-    for repetition in range(REPETITIONS):
-        for prompt in prompts:
-            # In turns, so that a disturbance of the machine hits both alike.
-            for policy in ("off", DEFAULT) if repetition % 2 == 0 else (DEFAULT, "off"):
-                answer, taken = _ask(client, prompt, policy)
-                answers[policy].append(answer)
-                seconds[policy] += taken
-    off, ours = (sum(len(each.token_ids) for each in answers[p]) / seconds[p] for p in ("off", DEFAULT))
-    spent = [answer.end.speculation for answer in answers[DEFAULT]]
-    rounds = sum(each.rounds for each in spent)
-    committed = sum(each.mean_acceptance_length * each.rounds for each in spent)
-    off_ids, ids = ([tuple(answer.token_ids) for answer in answers[policy]] for policy in ("off", DEFAULT))
-    return DomainRow(
-        domain=domain,
-        prompts=len(prompts),
-        tokens_per_round=committed / rounds if rounds else 1.0,
-        tokens_per_s_off=off,
-        tokens_per_s=ours,
-        ratio=ours / off,
-        same_ids=off_ids == ids == ids[: len(prompts)] * REPETITIONS,
-    )
-
-
-def _machine() -> dict[str, object]:
-    try:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-        revision = commit.stdout.strip() or "unknown"
-    except OSError:
-        revision = "unknown"
-    return {
-        "command": "python -m benchmarks.demo --save",
-        "commit": revision,
-        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}, {platform.system()}",
-    }
+def _row(domain: str, prompts: int, plain: Spent, drafted: Spent) -> DomainRow:
+    off, ours = (sum(map(len, spent.ids)) / spent.wall_s for spent in (plain, drafted))
+    tokens_per_round = drafted.tokens / drafted.rounds if drafted.rounds else 1.0
+    same_ids = plain.ids == drafted.ids == drafted.ids[:prompts] * REPETITIONS
+    print(f"{domain:<9}  {prompts:7}  {tokens_per_round:14.2f}  {off:9.1f}  {ours:5.1f}  {ours / off:5.2f}", flush=True)
+    return DomainRow(domain, prompts, tokens_per_round, off, ours, ours / off, same_ids)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 from coordinator.simulation.run import simulate
 from coordinator.simulation.scenario import Scenario
+from dspark.tables import aligned
 
 AXES = ("policy", "verifiers", "drafters", "concurrency", "rate")  # the last one varies fastest
 
@@ -55,8 +56,7 @@ def table(points: Sequence[dict[str, Any]]) -> str:
                 f"{point['wall_s']:.1f}",
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(aligned(rows, right=True))
 
 
 _BUSY = ("verify_busy", "draft_busy", "coordinator_busy")

@@ -79,9 +79,10 @@ def _simulate(args: argparse.Namespace) -> int:
     import structlog
 
     from coordinator.lanes.conduct import Conduct
-    from coordinator.simulation import plot, sweep
+    from coordinator.simulation import sweep
     from coordinator.simulation.scenario import Scenario
     from coordinator.simulation.world import Hops
+    from dspark.loadgen.report import draw
     from dspark.plots import check
     from dspark.synthetic.spec import load_spec
 
@@ -131,7 +132,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
     points = sweep.run(wanted, progress)
     if args.plot is not None:
-        plot.draw(points, args.plot)
+        draw(points, args.plot)
     print(
         json.dumps({"file": str(args.file), "hops": dataclasses.asdict(hops), "points": points})
         if args.json

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dspark.cli.options import add_endpoint, open_client
 from dspark.errors import DsparkError, Expired, Unavailable
+from dspark.tables import aligned
 
 if TYPE_CHECKING:
     from dspark.client import CellStatus, Client, EndedAnswer, MeasuredCost, RoundExplanation
@@ -175,13 +176,10 @@ def _cost_rows(curve: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, indent: int = 0) -> None:
     """Aligned columns; in colour where the terminal and `rich` allow it."""
-    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
-    for number, row in enumerate((header, *rows)):
-        line = " " * indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        if number == 0:
-            _emphasise(line.rstrip())
-        else:
-            print(line.rstrip())
+    head, *lines = aligned((header, *rows), indent=indent)
+    _emphasise(head)
+    for line in lines:
+        print(line)
 
 
 def _emphasise(line: str) -> None:

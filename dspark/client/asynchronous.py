@@ -8,17 +8,16 @@ from typing import Any, Self, Unpack
 
 import grpc
 
-from dspark.client.cell import whom_to_call
-from dspark.client.errors import ServerError, read_error
-from dspark.client.events import Completion, Event, Finished, ModelInfo, read_event, read_model_info
+from dspark.client.calling import BaseClient
+from dspark.client.errors import read_error
+from dspark.client.events import Completion, Event, ModelInfo, read_event, read_model_info
 from dspark.client.explanation import EndedAnswer, RoundExplanation, read_ended, read_explanation
 from dspark.client.fields import texts_of
-from dspark.client.request import SERVICE_CONFIG, Options, Sampling, spelled_out, write_request
-from dspark.client.resuming import AnswerCall, Resuming
+from dspark.client.request import Options, spelled_out
+from dspark.client.resuming import AnswerCall
 from dspark.client.status import CellStatus, read_status
-from dspark.runtime.channel import auth_metadata, open_channel
-from dspark.runtime.tls import Tls
-from dspark.wire.v1 import control_pb2, control_pb2_grpc, generate_pb2, generate_pb2_grpc
+from dspark.runtime.channel import open_channel
+from dspark.wire.v1 import control_pb2, generate_pb2
 
 
 class AsyncStream(AnswerCall, AsyncIterator[Event]):
@@ -47,42 +46,10 @@ class AsyncStream(AnswerCall, AsyncIterator[Event]):
         self.close()
 
 
-class AsyncClient:
-    """Talks to one coordinator or front end. Without an endpoint, to the cell this user brought up on this machine.
+class AsyncClient(BaseClient[AsyncStream]):
+    __doc__ = BaseClient.__doc__
 
-    `token`: secret of a client or an operator. `tls`: whom to believe and what to show; without it, plaintext.
-    """
-
-    def __init__(self, endpoint: str | None = None, *, token: str | None = None, tls: Tls | None = None) -> None:
-        self.endpoint, operator, token, tls = whom_to_call(endpoint, token, tls)
-        self._metadata = auth_metadata(token)
-        self._channel = open_channel(self.endpoint, tls=tls, service_config=SERVICE_CONFIG)
-        self._generation = generate_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
-        # Front ends know no cell: operators' calls go to the coordinator.
-        self._operator = self._channel if operator == self.endpoint else open_channel(operator, tls=tls)
-        self._control = control_pb2_grpc.ControlStub(self._operator)  # type: ignore[no-untyped-call]
-
-    @spelled_out
-    def generate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        timeout: float | None = None,
-        resume_s: float = 0.0,
-        **options: Unpack[Options],
-    ) -> AsyncStream:
-        """Streams the answer to a text or to token ids. `options`: see `Sampling`; `timeout`: the deadline.
-
-        `resume_s`: how many seconds to go on asking for the rest when the stream breaks because a process of the cell
-        is gone. Needs the coordinator's journal, unless the parameters repeat the ids: temperature 0, or coupled with a
-        seed.
-        """
-        request = write_request(prompt, Sampling(**options))
-
-        def ask(message: generate_pb2.GenerateRequest, left_s: float | None) -> Any:
-            return self._generation.Generate(message, timeout=left_s, metadata=self._metadata)
-
-        return AsyncStream(ask, request, self.endpoint, Resuming(request, resume_s=resume_s, timeout=timeout))
+    _open, _stream = staticmethod(open_channel), AsyncStream
 
     @spelled_out
     async def complete(
@@ -96,9 +63,7 @@ class AsyncClient:
         """The whole answer at once."""
         async with self.generate(prompt, timeout=timeout, resume_s=resume_s, **options) as stream:
             events = [event async for event in stream]
-        if not events or not isinstance(events[-1], Finished):
-            raise ServerError(f"{self.endpoint} ended the answer without saying why")
-        return Completion.of(events)
+        return self._whole(events)
 
     async def abort(self, request_ids: str | Iterable[str], *, timeout: float = 5.0) -> tuple[str, ...]:
         """Ends running requests by id; returns those that were running."""

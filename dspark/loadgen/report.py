@@ -14,6 +14,7 @@ from typing import Any
 from dspark.errors import InvalidRequest
 from dspark.loadgen.run import Progress
 from dspark.plots import by_streams, panels, write
+from dspark.tables import aligned
 
 FIRST, LAST = ("series", "load", "tok/s", "tok/s/user"), ("tau", "budget", "bytes/token", "errors")
 COLUMNS = (*FIRST, "TTFT p50", "ITL mean", "ITL p99", *LAST)
@@ -42,10 +43,7 @@ class Bar:
 
 def table(points: Sequence[dict[str, Any]]) -> str:
     """Times in milliseconds."""
-    rows = [COLUMNS, *(_row(point) for point in points)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(lines)
+    return "\n".join(aligned([COLUMNS, *(_row(point) for point in points)]))
 
 
 def _row(point: dict[str, Any]) -> tuple[str, ...]:
@@ -92,22 +90,41 @@ def machine() -> dict[str, str]:
 
 
 def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
-    """One line per series, one point per load; `path` decides the format."""
-    figure, (speed, budget) = panels(2, (5.5, 4.2))
+    """One line per series and pools, one point per load; `path` decides the format.
+
+    Of simulated points also how busy the pools were.
+    """
+    simulated = "verify_busy" in points[0]
+    figure, (speed, budget, *busy) = panels(2 + simulated, (5.5, 4.2))
     closed = all(point["concurrency"] for point in points)
-    for series in dict.fromkeys(point["series"] for point in points):
-        own = [point for point in points if point["series"] == series]
+    several = len({(point.get("verifiers"), point.get("drafters")) for point in points}) > 1
+    series: dict[str, list[dict[str, Any]]] = {}
+    for point in points:
+        name = point["series"] + (f" {point['verifiers']}V {point['drafters']}D" if several else "")
+        series.setdefault(name, []).append(point)
+    for name, own in series.items():
         loads = [point["concurrency"] or point["rate"] for point in own]
-        speed.plot([p["tok_s"] for p in own], [p["tok_s_user"] for p in own], "o-", label=series)
+        speed.plot([p["tok_s"] for p in own], [p["tok_s_user"] for p in own], "o-", label=name)
         for point, load in zip(own, loads, strict=True):
             at = (point["tok_s"], point["tok_s_user"])
             speed.annotate(f"{load:g}", at, textcoords="offset points", xytext=(4, 4), fontsize=8)
-        drafted = [(load, p["budget"]) for load, p in zip(loads, own, strict=True) if p["budget"] is not None]
-        if drafted:
-            budget.plot([load for load, _ in drafted], [value for _, value in drafted], "o-", label=series)
+        _line(budget, loads, [point["budget"] for point in own], "o-", name)
+        for axes in busy:
+            for pool, dash in (("verify_busy", "-"), ("draft_busy", "--")):
+                shares = [point[pool] and point[pool]["mean"] for point in own]
+                _line(axes, loads, shares, f"o{dash}", f"{name} {pool.removesuffix('_busy')}")
     speed.set(xlabel="tokens a second, in all", ylabel="tokens a second, per user", title="speed")
     load_name = "streams" if closed else "requests a second"
     budget.set(xlabel=load_name, ylabel="drafted tokens verified a round", title="budget")
+    for axes in busy:
+        axes.set(xlabel=load_name, ylabel="share of time at work", title="pools")
     if closed:
         by_streams(budget)
     write(figure, path)
+
+
+def _line(axes: Any, loads: Sequence[float], values: Sequence[float | None], form: str, label: str) -> None:
+    """Of the loads at which there is a value."""
+    known = [(load, value) for load, value in zip(loads, values, strict=True) if value is not None]
+    if known:
+        axes.plot(*zip(*known, strict=True), form, label=label)

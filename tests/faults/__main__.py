@@ -14,7 +14,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ from pathlib import Path
 
 from benchmarks.pair import leave_in_order
 from benchmarks.row import Row, is_row, note, stop
+from dspark.loadgen.report import machine
 from faults.pair import ROOT
 from faults.rows.table import LONG, QUICK, Entry
 
@@ -72,10 +72,7 @@ def save(path: Path, ended: Sequence[Ended], words: Sequence[str]) -> None:
     """One JSON object a row. Rows of this run take the place of older ones of the same program, others stay."""
     told = {
         "command": " ".join(["python -m faults", *words]),
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
-        ).stdout.strip(),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        **machine(),
         "date": datetime.date.today().isoformat(),
     }
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []

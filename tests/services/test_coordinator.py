@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
-import torch
+from faults.oracle import plain_greedy
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from workers import until
 
@@ -36,23 +36,6 @@ async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Cell]
     cell = Cell(golden_target, golden_drafter)
     yield cell
     await cell.close()
-
-
-@pytest.fixture(scope="module")
-def plain(golden_target: Path) -> Any:
-    """Plain greedy decoding by transformers, one token at a time."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(golden_target, dtype=torch.float32).eval()
-
-    @torch.inference_mode()
-    def decode(prompt: Sequence[int], tokens: int) -> list[int]:
-        ids = list(prompt)
-        for _ in range(tokens):
-            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-        return ids[len(prompt) :]
-
-    return decode
 
 
 def stub_of(cell: Cell, process: Any) -> Any:
@@ -84,9 +67,9 @@ async def answer(stub: Any, message: generate_pb2.GenerateRequest, timeout: floa
     raise AssertionError("the stream ended without `complete`")
 
 
-async def test_the_target_s_own_stop_token_ends_the_answer(cell: Cell, plain: Any) -> None:
+async def test_the_target_s_own_stop_token_ends_the_answer(cell: Cell, golden_target: Path) -> None:
     coordinator = await cell.whole()
-    whole = plain(PROMPTS[0], 24)
+    whole = plain_greedy(golden_target, PROMPTS[:1], 24)[0]
     message = request(PROMPTS[0], stop_token_ids=[whole[7]])
     each = await answer(stub_of(cell, coordinator), message)
     assert each.tokens == whole[: whole.index(whole[7]) + 1]
@@ -94,7 +77,7 @@ async def test_the_target_s_own_stop_token_ends_the_answer(cell: Cell, plain: An
     assert each.complete.matched_token_id == whole[7]
 
 
-async def test_a_drafter_that_leaves_and_one_that_comes_change_no_id(cell: Cell, plain: Any) -> None:
+async def test_a_drafter_that_leaves_and_one_that_comes_change_no_id(cell: Cell, golden_target: Path) -> None:
     verifier, drafter = await cell.verifier(), await cell.drafter()
     coordinator = await cell.coordinator([verifier], [drafter])
     control = control_of(cell, coordinator)
@@ -110,7 +93,7 @@ async def test_a_drafter_that_leaves_and_one_that_comes_change_no_id(cell: Cell,
     reply = await control.Announce(control_pb2.AnnounceRequest(workers=workers), timeout=5)
     assert reply.connected == 2
     before = coordinator.metrics.value("spec_decode_num_draft_tokens_total")
-    assert (await running).tokens == plain(PROMPTS[0], 300)
+    assert (await running).tokens == plain_greedy(golden_target, PROMPTS[:1], 300)[0]
     assert coordinator.metrics.value("spec_decode_num_draft_tokens_total") > before
     assert coordinator.metrics.value("prefills_total", reason="new") == 1
     assert coordinator.metrics.value("resends_total", reason="attached") == 1
@@ -174,7 +157,7 @@ async def test_announcing_needs_the_workers_token(cell: Cell, tmp_path: Path) ->
     assert len((await answer(stub_of(cell, coordinator), request((5, 6)))).tokens) == 24  # clients need none
 
 
-async def test_draining_flips_health_first_and_lets_streams_finish(cell: Cell, plain: Any) -> None:
+async def test_draining_flips_health_first_and_lets_streams_finish(cell: Cell, golden_target: Path) -> None:
     coordinator = await cell.whole()
     stub = stub_of(cell, coordinator)
     health = health_pb2_grpc.HealthStub(cell.client(coordinator)._channel)
@@ -188,7 +171,7 @@ async def test_draining_flips_health_first_and_lets_streams_finish(cell: Cell, p
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await answer(stub, request((5,)))
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert (await running).tokens == plain(PROMPTS[0], 200)
+    assert (await running).tokens == plain_greedy(golden_target, PROMPTS[:1], 200)[0]
     await asyncio.wait_for(stopping, 5)
 
 

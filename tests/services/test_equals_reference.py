@@ -11,16 +11,17 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 import torch
+from faults import oracle
 
 from dspark.client import AsyncClient
-from dspark.decoding.reference import RecordedRound, Target, replay
-from dspark.model.checkpoint import load_target
+from dspark.decoding.reference import RecordedRound, replay
 from dspark.types import Rule, SamplingParams
 from tests.services.cell import Cell, Recorded
 
@@ -43,17 +44,6 @@ async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Runni
     coordinator = await made.whole()
     yield Running(coordinator.endpoint, Recorded(made.verifiers[0].engine).rounds)
     await made.close()
-
-
-def _plain_target(path: Path) -> Target:
-    model = load_target(path).model
-
-    def logits(tokens: Any, rows: int) -> torch.Tensor:
-        with torch.inference_mode():
-            out = model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits
-        return out[0, -rows:]
-
-    return logits
 
 
 async def _answer(client: AsyncClient, prompt: list[int], delay_s: float, **options: Any) -> list[int]:
@@ -79,7 +69,7 @@ async def test_recorded_choices_replayed_by_the_reference_loop_give_the_same_tok
     cell: Running, golden_target: Path, params: dict[str, Any], rule: Rule
 ) -> None:
     params = {**params, "rule": rule.name.lower()}
-    prompts, target = _prompts(8), _plain_target(golden_target)
+    prompts, target = _prompts(8), partial(oracle.logits, target=golden_target)
     client = AsyncClient(cell.endpoint)
     answers = await asyncio.gather(
         *(
@@ -104,7 +94,7 @@ async def test_recorded_choices_replayed_by_the_reference_loop_give_the_same_tok
 async def test_greedy_answers_equal_plain_greedy_decoding_whatever_the_policy(
     cell: Running, golden_target: Path
 ) -> None:
-    prompts, target = _prompts(8), _plain_target(golden_target)
+    prompts = _prompts(8)
     client = AsyncClient(cell.endpoint)
     answers = await asyncio.gather(
         *(
@@ -113,11 +103,7 @@ async def test_greedy_answers_equal_plain_greedy_decoding_whatever_the_policy(
         )
     )
     await client.close()
-    for prompt, answer in zip(prompts, answers, strict=True):
-        tokens = list(prompt)
-        for _ in range(40):
-            tokens.append(int(target(tokens, 1)[0].argmax()))
-        assert answer == tokens[len(prompt) :]
+    assert answers == oracle.plain_greedy(golden_target, prompts, 40)
 
 
 @pytest.mark.parametrize("params", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}], ids=str)
@@ -143,7 +129,7 @@ async def test_seeded_answers_are_those_of_plain_decoding_whatever_the_policy(
 async def test_rows_in_float8_change_no_greedy_answer_and_still_serve_the_drafter(
     golden_target: Path, golden_drafter: Path
 ) -> None:
-    made, target, prompt = Cell(golden_target, golden_drafter), _plain_target(golden_target), _prompts(1)[0]
+    made, prompt = Cell(golden_target, golden_drafter), _prompts(1)[0]
     await made.verifier(feature_dtype="float8_e4m3")
     await made.drafter()
     client = made.client(await made.coordinator())
@@ -151,10 +137,7 @@ async def test_rows_in_float8_change_no_greedy_answer_and_still_serve_the_drafte
         prompt, timeout=60.0, ignore_eos=True, max_tokens=40, temperature=0.0, policy="fixed:7"
     )
     await made.close()
-    tokens = list(prompt)
-    for _ in range(40):
-        tokens.append(int(target(tokens, 1)[0].argmax()))
-    assert list(completion.token_ids) == tokens[len(prompt) :]
+    assert [list(completion.token_ids)] == oracle.plain_greedy(golden_target, [prompt], 40)
     assert completion.end.speculation.draft_tokens > 0
 
 

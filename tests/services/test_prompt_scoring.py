@@ -14,12 +14,12 @@ import httpx
 import pytest
 import pytest_asyncio
 import torch
+from faults import oracle
 
 from coordinator.http import completions, reply
 from coordinator.http.logprobs import EchoLogprobs
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.client import AsyncClient, Chunk, Client, Completion, Finished, InvalidRequest, PromptLogprobs
-from dspark.model.checkpoint import load_target
 from dspark.types import MAX_PROMPT_LOGPROBS
 from tests.services.cell import Cell
 from tests.services.http_cell import TARGET, HttpCell, until
@@ -30,16 +30,9 @@ VOCAB = 128
 LONG = [(7 * at * at + 3 * at + 5) % VOCAB for at in range(450)]  # several passes, and all but the context
 
 
-@pytest.fixture(scope="module")
-def model(golden_target: Path) -> Any:
-    return load_target(golden_target).model
-
-
-def logs_of(model: Any, ids: Sequence[int]) -> torch.Tensor:
+def logs_of(target: Path, ids: Sequence[int]) -> torch.Tensor:
     """[n - 1, V] of the tokens after the first."""
-    with torch.inference_mode():
-        logits = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
-    return torch.log_softmax(logits[:-1].float(), dim=-1)
+    return torch.log_softmax(oracle.logits(ids, len(ids), target)[:-1], dim=-1)
 
 
 def check(told: PromptLogprobs | None, logs: torch.Tensor, ids: Sequence[int], top: int) -> None:
@@ -73,8 +66,8 @@ async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Runni
     await made.close()
 
 
-async def test_every_token_of_a_long_prompt_is_scored_as_the_library_does(cell: Running, model: Any) -> None:
-    logs = logs_of(model, LONG)
+async def test_every_token_of_a_long_prompt_is_scored_as_the_library_does(cell: Running, golden_target: Path) -> None:
+    logs = logs_of(golden_target, LONG)
     for client in (cell.direct, cell.fronted):
         for _ in range(2):  # what the first left in the prefix cache is not a score
             answer = await client.complete(LONG, max_tokens=0, prompt_logprobs=3, timeout=120.0)
@@ -84,7 +77,7 @@ async def test_every_token_of_a_long_prompt_is_scored_as_the_library_does(cell: 
     assert cell.verifier.engine.held.sequences == 0
 
 
-async def test_scores_come_first_and_once_and_the_answer_as_without_them(cell: Running, model: Any) -> None:
+async def test_scores_come_first_and_once_and_the_answer_as_without_them(cell: Running, golden_target: Path) -> None:
     plain = await cell.direct.complete(LONG[:40], max_tokens=20, temperature=0.0)
     for options in ({"max_tokens": 20}, {"max_tokens": 1}, {"max_tokens": 20, "n": 2, "logprobs": 2}):
         asked: Any = {"temperature": 0.0, "prompt_logprobs": 0, **options}
@@ -93,11 +86,11 @@ async def test_scores_come_first_and_once_and_the_answer_as_without_them(cell: R
         assert kinds[0] is PromptLogprobs
         assert (kinds.count(PromptLogprobs), kinds[-1]) == (1, Finished)
         answer = Completion.of(events)
-        check(answer.prompt_logprobs, logs_of(model, LONG[:40]), LONG[:40], 0)
+        check(answer.prompt_logprobs, logs_of(golden_target, LONG[:40]), LONG[:40], 0)
         assert answer.token_ids == plain.token_ids[: options["max_tokens"]]
 
 
-async def test_prompts_are_scored_beside_others_and_change_nobody_s_answer(cell: Running, model: Any) -> None:
+async def test_prompts_are_scored_beside_others_and_change_nobody_s_answer(cell: Running, golden_target: Path) -> None:
     alone = await cell.direct.complete(LONG[:30], max_tokens=60, temperature=0.0)
     prompts = [LONG[at : at + 90 + at] for at in range(6)]
     neighbour, *scored = await asyncio.gather(
@@ -106,7 +99,7 @@ async def test_prompts_are_scored_beside_others_and_change_nobody_s_answer(cell:
     )
     assert neighbour.token_ids == alone.token_ids
     for ids, answer in zip(prompts, scored, strict=True):
-        check(answer.prompt_logprobs, logs_of(model, ids), ids, 1)
+        check(answer.prompt_logprobs, logs_of(golden_target, ids), ids, 1)
 
 
 async def test_a_prompt_of_one_token_has_nothing_to_tell_and_more_than_all_is_all(cell: Running) -> None:
@@ -166,13 +159,12 @@ def test_what_evaluation_harnesses_ask_for(http: HttpCell, max_tokens: int) -> N
     prompts = [list(tokenizer.encode(text)) for text in TEXTS]
     reply = post(http, prompt=prompts, temperature=0, max_tokens=max_tokens, logprobs=1, seed=1234, echo=True)
     assert reply.status_code == 200, reply.text
-    target = load_target(TARGET).model
     for choice, ids in zip(sorted(reply.json()["choices"], key=lambda one: one["index"]), prompts, strict=True):
         told = choice["logprobs"]
         assert len({len(column) for column in told.values()}) == 1
         assert len(told["token_logprobs"]) == len(ids) + max_tokens
         assert (told["token_logprobs"][0], told["top_logprobs"][0], told["text_offset"][0]) == (None, None, 0)
-        logs, context = logs_of(target, ids), 5
+        logs, context = logs_of(TARGET, ids), 5
         until = -max_tokens or None
         values = told["token_logprobs"][context:until]
         wanted = [float(row[token]) for row, token in zip(logs[context - 1 :], ids[context:], strict=True)]

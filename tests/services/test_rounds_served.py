@@ -10,23 +10,22 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conductor import conducting, drafted_by, planned
+from faults.oracle import logits
+from faults.pair import DRAFTER, TARGET
 from workers import drafter, until, verifier
 
-from dspark.decoding.reference import Target, generate
-from dspark.model.checkpoint import load_target
+from dspark.decoding.reference import generate
 from dspark.rounds.events import How, Release, Why
 from dspark.rounds.plan import Plan, PlanKind
 from dspark.types import Rule, SamplingParams
 
 pytestmark = pytest.mark.services
 
-PAIR = Path(__file__).parents[1] / "data" / "pair"
 GREEDY = SamplingParams(temperature=0.0)
 PLANS = {
     "off": planned(PlanKind.OFF, 0),
@@ -40,24 +39,12 @@ PLANS = {
 class Cell:
     verifier: Any
     drafter: Any
-    target: Target
-
-
-@pytest.fixture(scope="module")
-def plain() -> Target:
-    model = load_target(PAIR / "target").model
-
-    def logits(tokens: Any, rows: int) -> torch.Tensor:
-        with torch.inference_mode():
-            return model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, -rows:]
-
-    return logits
 
 
 @pytest.fixture
-async def cell(plain: Target) -> AsyncIterator[Cell]:
-    async with verifier(PAIR / "target", PAIR / "drafter") as v, drafter(PAIR / "drafter") as d:
-        yield Cell(v, d, plain)
+async def cell() -> AsyncIterator[Cell]:
+    async with verifier(TARGET, DRAFTER) as v, drafter(DRAFTER) as d:
+        yield Cell(v, d)
 
 
 def prompts(count: int, vocab: int, longest: int = 40, seed: int = 5) -> list[list[int]]:
@@ -65,10 +52,8 @@ def prompts(count: int, vocab: int, longest: int = 40, seed: int = 5) -> list[li
     return [[rng.randrange(3, vocab) for _ in range(rng.randrange(4, longest))] for _ in range(count)]
 
 
-def truth(
-    target: Target, prompt: Sequence[int], params: SamplingParams, room: int, stop_ids: Sequence[int] = ()
-) -> list[int]:
-    run = generate(prompt, target, lambda tokens, pick: [], lambda *_: 0, params, max_tokens=room, stop_ids=stop_ids)
+def truth(prompt: Sequence[int], params: SamplingParams, room: int, stop_ids: Sequence[int] = ()) -> list[int]:
+    run = generate(prompt, logits, lambda *_: [], lambda *_: 0, params, max_tokens=room, stop_ids=stop_ids)
     return list(run.token_ids)
 
 
@@ -99,7 +84,7 @@ async def test_answers_are_those_of_the_reference_loop(cell: Cell, kind: str, wi
         ]
         for prompt, params, answer in asked:
             (tokens,) = await conductor.tokens(answer)
-            assert tokens == truth(cell.target, prompt, params, 30)
+            assert tokens == truth(prompt, params, 30)
         assert {event.what for event in conductor.health} <= {"late"}, "on a crowded machine"
         assert cell.verifier.metrics.value("forward_seconds_count", kind="verify") > 0, "so it is warm"
         assert cell.verifier.metrics.value("verify_batch_tokens_count") > 0
@@ -119,17 +104,17 @@ async def test_two_cohorts_take_turns_and_answers_are_the_same(cell: Cell) -> No
         conductor.know(1, cell.drafter)
         asked = [(prompt, conductor.ask(prompt, GREEDY, 30, drafter=1)) for prompt in prompts(6, vocab)]
         for prompt, answer in asked:
-            assert (await conductor.tokens(answer))[0] == truth(cell.target, prompt, GREEDY, 30)
+            assert (await conductor.tokens(answer))[0] == truth(prompt, GREEDY, 30)
         passes = [{each.sequence & 1 for each in told.report.rounds} for told in conductor.reports]
         assert all(len(parities) == 1 for parities in passes)
     await freed(cell)
 
 
-async def test_a_drafter_that_is_killed_costs_drafts_and_another_one_takes_over(plain: Target) -> None:
+async def test_a_drafter_that_is_killed_costs_drafts_and_another_one_takes_over() -> None:
     async with (
-        verifier(PAIR / "target", PAIR / "drafter") as v,
-        drafter(PAIR / "drafter") as first,
-        drafter(PAIR / "drafter") as second,
+        verifier(TARGET, DRAFTER) as v,
+        drafter(DRAFTER) as first,
+        drafter(DRAFTER) as second,
     ):
         vocab = v.engine.target.vocab_size
         plan = planned(PlanKind.FIXED, 3, window=2)
@@ -143,13 +128,13 @@ async def test_a_drafter_that_is_killed_costs_drafts_and_another_one_takes_over(
             await until(lambda: any(event.drafter == 1 for event in conductor.health))
             conductor.set(drafted_by(plan, 2, *(answer.number for answer in asked)))
             for prompt, answer in zip(some, asked, strict=True):
-                assert (await conductor.tokens(answer))[0] == truth(plain, prompt, GREEDY, 120)
+                assert (await conductor.tokens(answer))[0] == truth(prompt, GREEDY, 120)
             assert {each.drafter for each in asked[0].rounds} == {0, 1, 2}
             assert {each.drafter for each in asked[1].rounds} <= {0, 2}
 
 
-async def test_pages_run_out_and_the_youngest_begin_again(plain: Target) -> None:
-    async with verifier(PAIR / "target", PAIR / "drafter", kv_tokens=256) as v, drafter(PAIR / "drafter") as d:
+async def test_pages_run_out_and_the_youngest_begin_again() -> None:
+    async with verifier(TARGET, DRAFTER, kv_tokens=256) as v, drafter(DRAFTER) as d:
         async with conducting(v, planned(PlanKind.FIXED, 3, window=2)) as conductor:
             conductor.know(1, d)
             some = prompts(5, v.engine.target.vocab_size, longest=20)
@@ -158,7 +143,7 @@ async def test_pages_run_out_and_the_youngest_begin_again(plain: Target) -> None
             for answer in asked:  # whose prompt found no page comes again
                 answer.refused = _Forgiving()
             for prompt, answer in zip(some, asked, strict=True):
-                assert (await conductor.tokens(answer))[0] == truth(plain, prompt, GREEDY, 60)
+                assert (await conductor.tokens(answer))[0] == truth(prompt, GREEDY, 60)
             assert any(each.why is Why.OUT_OF_PAGES for each in conductor.released)
         await until(lambda: v.engine.held.pages_held == 0)
 
@@ -183,7 +168,7 @@ async def test_sequences_settle_and_go_on_under_another_epoch(cell: Cell) -> Non
                 if not answer.done.is_set() and answer.cursor is not None:
                     conductor.port.tell([Release(answer.number, answer.cursor.epoch, How.SETTLE)])
         for prompt, answer in zip(some, asked, strict=True):
-            assert (await conductor.tokens(answer))[0] == truth(cell.target, prompt, params, 60)
+            assert (await conductor.tokens(answer))[0] == truth(prompt, params, 60)
         assert sum(answer.moves for answer in asked) >= 4
         settled = [each for each in conductor.released if each.why is None]
         assert all(each.committed_len >= len(some[each.sequence - 1]) for each in settled)
@@ -202,18 +187,18 @@ async def test_who_is_dropped_is_gone_and_the_others_do_not_notice(cell: Cell) -
             conductor.port.tell([Release(answer.number, 0, How.DROP)])
         await until(lambda: cell.verifier.engine.held.sequences <= 2)
         for prompt, answer in zip(some[2:], asked[2:], strict=True):
-            assert (await conductor.tokens(answer))[0] == truth(cell.target, prompt, GREEDY, 100)
+            assert (await conductor.tokens(answer))[0] == truth(prompt, GREEDY, 100)
     await freed(cell)
 
 
 async def test_stop_ids_end_an_answer_inside_what_was_accepted(cell: Cell) -> None:
     (prompt,) = prompts(1, cell.verifier.engine.target.vocab_size)
-    whole = truth(cell.target, prompt, GREEDY, 40)
+    whole = truth(prompt, GREEDY, 40)
     stop = whole[17]
     async with conducting(cell.verifier, planned(PlanKind.FIXED, 5, window=2)) as conductor:
         conductor.know(1, cell.drafter)
         (tokens,) = await conductor.tokens(conductor.ask(prompt, GREEDY, 40, stop_ids=[stop], drafter=1))
-        assert tokens == truth(cell.target, prompt, GREEDY, 40, [stop])
+        assert tokens == truth(prompt, GREEDY, 40, [stop])
         assert tokens[-1] == stop
     await freed(cell)
 
@@ -225,14 +210,14 @@ async def test_log_probabilities_of_answers_and_prompts_are_told(cell: Cell) -> 
         conductor.know(1, cell.drafter)
         answer = conductor.ask(prompt, params, 20, drafter=1, prompt_logprobs=1)
         (tokens,) = await conductor.tokens(answer)
-        logits = torch.log_softmax(cell.target([*prompt, *tokens], len(tokens) + 1)[:-1].double(), -1)
+        logs = torch.log_softmax(logits([*prompt, *tokens], len(tokens) + 1)[:-1].double(), -1)
         assert len(answer.logprobs) == len(tokens)
         for place, (token, told) in enumerate(zip(tokens, answer.logprobs, strict=True)):
-            assert told.logprob == pytest.approx(logits[place, token].item(), abs=1e-3)
+            assert told.logprob == pytest.approx(logs[place, token].item(), abs=1e-3)
             assert told.top_ids[0] == token
             assert len(told.top_ids) == 2
         assert answer.scored is not None
-        own = torch.log_softmax(cell.target(prompt, len(prompt))[:-1].double(), -1)
+        own = torch.log_softmax(logits(prompt, len(prompt))[:-1].double(), -1)
         wanted = [own[place, token].item() for place, token in enumerate(prompt[1:])]
         assert answer.scored.logprobs.tolist() == pytest.approx(wanted, abs=1e-3)
 
@@ -251,7 +236,7 @@ async def test_a_prefix_that_was_seen_is_spared_with_its_rows(cell: Cell) -> Non
         metrics = cell.verifier.metrics
         assert metrics.value("prefix_cache_hits_total") == second.cached
         assert metrics.value("prefix_cache_queries_total") == 2 * len(prompt)
-        assert tokens == truth(cell.target, prompt, GREEDY, 40)
+        assert tokens == truth(prompt, GREEDY, 40)
         assert any(each.verified for each in second.rounds), "its rows came from the cache"
 
 

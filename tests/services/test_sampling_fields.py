@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 import torch
+from faults import oracle
 
 from dspark.client import AsyncClient, Chunk, Completion, Finished, ServerError
-from dspark.decoding.reference import RecordedRound, replay
+from dspark.decoding.reference import RecordedRound, Target, replay
 from dspark.decoding.shaping import Shaper
-from dspark.model.checkpoint import load_target
 from dspark.types import Rule, SamplingParams
 from tests.services.cell import Cell, Recorded
 
@@ -35,28 +36,18 @@ class Running:
 
     client: AsyncClient
     coordinator: Any
-    model: Any
+    target: Target
     rounds: dict[tuple[int, int], list[RecordedRound]]
-
-    def target(self, tokens: Any, rows: int) -> torch.Tensor:
-        with torch.inference_mode():
-            logits: torch.Tensor = self.model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits
-        return logits[0, -rows:]
 
     async def ask(self, **options: Any) -> Completion:
         return await self.client.complete(PROMPT, timeout=60.0, **({"ignore_eos": True, "max_tokens": 24} | options))
 
 
-@pytest.fixture(scope="module")
-def model(golden_target: Path) -> Any:
-    return load_target(golden_target).model
-
-
 @pytest_asyncio.fixture
-async def cell(golden_target: Path, golden_drafter: Path, model: Any) -> AsyncIterator[Running]:
+async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Running]:
     made = Cell(golden_target, golden_drafter)
-    coordinator = await made.whole()
-    yield Running(made.client(coordinator), coordinator, model, Recorded(made.verifiers[0].engine).rounds)
+    coordinator, target = await made.whole(), partial(oracle.logits, target=golden_target)
+    yield Running(made.client(coordinator), coordinator, target, Recorded(made.verifiers[0].engine).rounds)
     await made.close()
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from conductor import conducting, planned
+from faults.oracle import plain_greedy
 from workers import drafter, verifier
 
-from dspark.model.checkpoint import load_target
 from dspark.rounds.plan import PlanKind
 from dspark.runtime.channel import open_channel
 from dspark.types import SamplingParams
@@ -23,22 +22,13 @@ pytestmark = pytest.mark.services
 PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77]
 
 
-def continuation(path: Path, prompt: list[int], count: int) -> list[int]:
-    model = load_target(path).model
-    ids = list(prompt)
-    with torch.inference_mode():
-        for _ in range(count):
-            ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
-    return ids[len(prompt) :]
-
-
 async def described(process: Any) -> Any:
     async with open_channel(process.endpoint) as channel:
         return await verify_pb2_grpc.VerifyStub(channel).Describe(types_pb2.DescribeRequest())
 
 
 async def test_per_request_caches_give_the_same_tokens(golden_target: Path, golden_drafter: Path) -> None:
-    expected = continuation(golden_target, PROMPT, 40)
+    (expected,) = plain_greedy(golden_target, [PROMPT], 40)
     async with (
         verifier(golden_target, golden_drafter, attention="stateful", prefill_chunk=4) as v,
         drafter(golden_drafter) as d,

@@ -243,8 +243,8 @@ def test_numbers_of_other_libraries_are_numbers(service: tuple[Counter, str]) ->
 
 
 def test_both_clients_spell_out_the_same_options() -> None:
-    names = {name for name in vars(Client) if not name.startswith("_")}
-    assert names == {name for name in vars(AsyncClient) if not name.startswith("_")}
+    names = {name for name in dir(Client) if not name.startswith("_")}
+    assert names == {name for name in dir(AsyncClient) if not name.startswith("_")}
     assert {"generate", "complete", "abort", "model_info", "status", "explain", "close"} <= names
     for name in ("__init__", *names):
         one, other = (inspect.signature(getattr(kind, name)) for kind in (Client, AsyncClient))

@@ -1,0 +1,64 @@
+"""What both clients are: whom they call, and how an answer is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Generic, TypeVar, Unpack
+
+from dspark.client.cell import whom_to_call
+from dspark.client.errors import ServerError
+from dspark.client.events import Completion, Event, Finished
+from dspark.client.request import SERVICE_CONFIG, Options, Sampling, spelled_out, write_request
+from dspark.client.resuming import AnswerCall, Resuming
+from dspark.runtime.channel import auth_metadata
+from dspark.runtime.tls import Tls
+from dspark.wire.v1 import control_pb2_grpc, generate_pb2, generate_pb2_grpc
+
+S = TypeVar("S", bound=AnswerCall)
+
+
+class BaseClient(Generic[S]):
+    """Talks to one coordinator or front end. Without an endpoint, to the cell this user brought up on this machine.
+
+    `token`: secret of a client or an operator. `tls`: whom to believe and what to show; without it, plaintext.
+    """
+
+    _open: ClassVar[Callable[..., Any]]  # makes channels
+    _stream: ClassVar[type[Any]]  # S
+
+    def __init__(self, endpoint: str | None = None, *, token: str | None = None, tls: Tls | None = None) -> None:
+        self.endpoint, operator, token, tls = whom_to_call(endpoint, token, tls)
+        self._metadata = auth_metadata(token)
+        self._channel = self._open(self.endpoint, tls=tls, service_config=SERVICE_CONFIG)
+        self._generation = generate_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
+        # Front ends know no cell: operators' calls go to the coordinator.
+        self._operator = self._channel if operator == self.endpoint else self._open(operator, tls=tls)
+        self._control = control_pb2_grpc.ControlStub(self._operator)  # type: ignore[no-untyped-call]
+
+    @spelled_out
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        timeout: float | None = None,
+        resume_s: float = 0.0,
+        **options: Unpack[Options],
+    ) -> S:
+        """Streams the answer to a text or to token ids. `options`: see `Sampling`; `timeout`: the deadline.
+
+        `resume_s`: how many seconds to go on asking for the rest when the stream breaks because a process of the cell
+        is gone. Needs the coordinator's journal, unless the parameters repeat the ids: temperature 0, or coupled with a
+        seed.
+        """
+        request = write_request(prompt, Sampling(**options))
+
+        def ask(message: generate_pb2.GenerateRequest, left_s: float | None) -> Any:
+            return self._generation.Generate(message, timeout=left_s, metadata=self._metadata)
+
+        made: S = self._stream(ask, request, self.endpoint, Resuming(request, resume_s=resume_s, timeout=timeout))
+        return made
+
+    def _whole(self, events: Sequence[Event]) -> Completion:
+        if not events or not isinstance(events[-1], Finished):
+            raise ServerError(f"{self.endpoint} ended the answer without saying why")
+        return Completion.of(events)
