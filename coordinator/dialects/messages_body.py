@@ -6,9 +6,9 @@ import json
 from collections.abc import Container
 from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from coordinator.dialects.telling import CommonFields, Translated, joined_texts, ours, string
+from coordinator.dialects.telling import CommonFields, Translated, check_beyond, joined_texts, ours, string
 from coordinator.http.forms import BodyPart
 from coordinator.http.reply import Object
 from coordinator.http.schema import validated
@@ -16,6 +16,16 @@ from coordinator.http.template import read_arguments
 from dspark.errors import InvalidRequest, Unsupported
 
 _TEXT = {"text": "text"}
+# Values that ask for nothing; the rest of what is known needs storage, or is not built.
+_IDLE: dict[str, tuple[Any, ...]] = {
+    "container": (),
+    "context_management": ({},),
+    "inference_geo": (),
+    "mcp_servers": ([],),
+    "speed": ("standard",),
+    "thread": (),
+}
+_STORED = ("container", "thread")
 _NAMES = (
     (r"stop$", "stop_sequences"),
     ("response_format", "output_config.format"),
@@ -65,6 +75,8 @@ class Thinking(BodyPart):
 class MessagesBody(CommonFields):
     """Of /v1/messages."""
 
+    model_config = ConfigDict(extra="allow")
+
     model: str | None = None
     messages: list[dict[str, Any]]
     max_tokens: int
@@ -86,7 +98,9 @@ class MessagesBody(CommonFields):
     @classmethod
     def read(cls, content: bytes) -> Self:
         """From JSON; InvalidRequest names the field."""
-        return validated(cls, content)
+        body = validated(cls, content)
+        check_beyond(body, _IDLE, _STORED)
+        return body
 
 
 class CountBody(MessagesBody):

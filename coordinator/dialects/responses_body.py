@@ -6,11 +6,10 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field
 
-from coordinator.dialects.telling import CommonFields, Translated, joined_texts, ours, string
+from coordinator.dialects.telling import CommonFields, Translated, check_beyond, joined_texts, ours, string
 from coordinator.http.forms import BodyPart
 from coordinator.http.reply import Object
-from coordinator.http.schema import StreamOptions, beyond, not_taken, validated
-from coordinator.http.template import read_arguments
+from coordinator.http.schema import StreamOptions, validated
 from dspark.errors import InvalidRequest, Unsupported
 
 _NAMES = (
@@ -105,10 +104,7 @@ class ResponsesBody(CommonFields):
     def read(cls, content: bytes) -> Self:
         """From JSON; InvalidRequest names the field."""
         body = validated(cls, content)
-        for name in beyond(body, _IDLE):
-            if name in _STORED:
-                raise Unsupported(name, "is not supported: nothing is kept between requests")
-            raise not_taken(name, _IDLE)
+        check_beyond(body, _IDLE, _STORED)
         for index, name in enumerate(body.include or ()):
             if name not in _INCLUDED:
                 raise Unsupported(f"include[{index}]", f"{name[:100]!r} is not supported")
@@ -158,7 +154,6 @@ def _add(messages: list[Object], item: Object, at: str) -> None:
             messages.append(said)
     elif kind == "function_call":
         function = {"name": string(item, "name", at), "arguments": string(item, "arguments", at)}
-        read_arguments(item["arguments"], f"{at}.arguments")  # which a turn of chat would not name
         call = {"id": string(item, "call_id", at), "type": "function", "function": function}
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": None})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -24,7 +24,7 @@ from coordinator.http.chat import AskedChat, read_chat
 from coordinator.http.errors import param_of
 from coordinator.http.forms import BodyPart, StructuredOutputs
 from coordinator.http.reply import MANY, Object, begin, respond, usage_of
-from coordinator.http.schema import ChatBody, SpeculationFields
+from coordinator.http.schema import ChatBody, SpeculationFields, beyond, not_taken
 from coordinator.http.thoughts import PlainReader, Reader
 from dspark.errors import InvalidRequest, Unsupported
 
@@ -77,6 +77,15 @@ class Translated(NamedTuple):
 def ours(body: CommonFields) -> Object:
     """Those of its fields that are given, as chat has them."""
     return body.model_dump(include=set(CommonFields.model_fields), exclude_none=True, by_alias=True)
+
+
+def check_beyond(body: CommonFields, idle: Mapping[str, tuple[Any, ...]], stored: Collection[str]) -> None:
+    """Raises Unsupported for what is asked for beside a body's own fields. idle: values that ask for nothing. stored:
+    what would have to be kept."""
+    for name in beyond(body, idle):
+        if name in stored:
+            raise Unsupported(name, "is not supported: nothing is kept between requests")
+        raise not_taken(name, idle)
 
 
 def string(block: Object, key: str, field: str) -> str:

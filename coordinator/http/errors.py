@@ -94,7 +94,10 @@ _KINDS = {
 def as_message(status: int, body: dict[str, Any]) -> dict[str, Any]:
     """The body of an error in Anthropic's shape."""
     kind = _KINDS.get(status, _INVALID if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": body["error"]["message"]}}
+    error = {"type": kind, "message": body["error"]["message"]}
+    if body["error"]["param"] == "thread":  # told so, its client sends the conversation whole
+        error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": error}
 
 
 def error_response(path: str, error: Exception) -> JSONResponse:

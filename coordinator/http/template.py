@@ -98,15 +98,18 @@ def _read_calls(calls: Any, field: str) -> list[dict[str, Any]]:
     return read
 
 
-def read_arguments(given: Any, field: str) -> dict[str, Any]:
-    """Those of a call; InvalidRequest names `field`."""
-    try:
-        arguments = (json.loads(given) if given else {}) if isinstance(given, str) else given
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
+def read_arguments(given: Any, field: str) -> dict[str, Any] | str:
+    """Those of a call. A text that is no JSON object stays as it is: targets write such calls too, and clients say them
+    again beside what was wrong with them. InvalidRequest names `field`."""
+    if isinstance(given, str):
+        try:
+            arguments = json.loads(given) if given else {}
+        except (ValueError, RecursionError):
+            return given
+        return arguments if isinstance(arguments, dict) else given
+    if not isinstance(given, dict):
         raise InvalidRequest(field, "must be a JSON object")
-    return arguments
+    return given
 
 
 def _text(part: Any, field: str) -> str:

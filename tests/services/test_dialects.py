@@ -18,8 +18,8 @@ from tests.services.test_tools_served import PARAMETERS
 USER: Any = {"role": "user", "content": "def f"}
 FUNCTION: Any = {"type": "function", "name": "weather", "description": "Of a city.", "parameters": PARAMETERS}
 TOOL: Any = {"name": "weather", "description": "Of a city.", "input_schema": PARAMETERS}
-USE: Any = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": "rain"}
-CALL: Any = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "rain"}
+USE: Any = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": 3}
+CALL: Any = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": 3}
 GREEDY: Any = {"extra_body": {"temperature": 0.0}}  # the newest client has no word for it
 
 
@@ -106,9 +106,53 @@ def test_messages_call_tools_and_take_their_results(claude: anthropic.Anthropic)
     assert after.usage.input_tokens + (after.usage.cache_read_input_tokens or 0) > made.usage.input_tokens
 
 
+def test_a_call_that_was_cut_goes_back_as_it_was_told(claude: anthropic.Anthropic, client: openai.OpenAI) -> None:
+    short: Any = {
+        "model": "tiny",
+        "messages": [USER],
+        "tools": [TOOL],
+        "tool_choice": {"type": "tool", "name": "weather"},
+        **GREEDY,
+    }
+    whole = claude.messages.create(max_tokens=300, **short).usage.output_tokens
+    made = claude.messages.create(max_tokens=whole - 20, **short)
+    (block,) = made.content
+    assert made.stop_reason == "max_tokens"
+    assert isinstance(block.input, str), "it is no JSON yet"
+    wrong: Any = {"type": "tool_result", "tool_use_id": block.id, "content": "This is no JSON.", "is_error": True}
+    turns = [USER, made.to_param(), {"role": "user", "content": [wrong]}]
+    after = claude.messages.create(**{**short, "messages": turns, "max_tokens": 4})
+    said: Any = {"id": block.id, "type": "function", "function": {"name": "weather", "arguments": block.input}}
+    result = {"role": "tool", "tool_call_id": block.id, "content": "This is no JSON."}
+    tools: Any = [{"type": "function", "function": {k: each for k, each in FUNCTION.items() if k != "type"}}]
+    again = chat(client, [USER, {"role": "assistant", "tool_calls": [said]}, result], tools=tools, max_tokens=4)
+    assert again.usage.prompt_tokens == after.usage.input_tokens + (after.usage.cache_read_input_tokens or 0)
+
+
 def test_a_message_in_a_form(claude: anthropic.Anthropic) -> None:
     made = claude.messages.parse(model="tiny", max_tokens=200, messages=[USER], output_format=Thing)
     assert isinstance(made.parsed_output, Thing)
+
+
+def test_anthropic_s_own_loop_over_tools_goes_on_without_a_thread(claude: anthropic.Anthropic) -> None:
+    asked: list[str] = []
+
+    @anthropic.beta_tool
+    def weather(city: Literal["here", "there"]) -> str:
+        """Of a city.
+
+        Args:
+            city: Which one.
+        """
+        asked.append(city)
+        return "rain"
+
+    once: Any = {"type": "any", "disable_parallel_tool_use": True}
+    runner = claude.beta.messages.tool_runner(
+        model="tiny", max_tokens=200, messages=[USER], tools=[weather], tool_choice=once, max_iterations=2
+    )
+    assert [message.stop_reason for message in runner] == ["tool_use", "tool_use"]
+    assert asked
 
 
 @pytest.mark.parametrize(
@@ -123,7 +167,10 @@ def test_a_message_in_a_form(claude: anthropic.Anthropic) -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "no"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"container": "x"}, "container"),
+        ({"container": "x"}, "container: is not supported: nothing is kept"),
+        ({"thread": {"type": "create"}}, "thread: is not supported: nothing is kept"),
+        ({"mcp_servers": [{}]}, "mcp_servers: is not supported"),
+        ({"what": 1}, "what: is not a field"),
         ({"temperature": -1.0}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "no"}}}}, "output_config.format"),

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,8 @@ from dspark.token_bytes import read_token_bytes
 from dspark.types import Constraint, ConstraintKind
 from verify_service.grammars.endless import ends
 from verify_service.grammars.matcher import SLOW_S
-from verify_service.grammars.readings import MOST, expressions_of, grammars_of, patterns_of, ways
-from verify_service.grammars.schema import schemas_of, unkept
+from verify_service.grammars.readings import MOST, ways
+from verify_service.grammars.schema import expressions_of, grammars_of, patterns_of, schemas_of, unkept
 
 AMBIGUOUS = "it repeats repetitions with nothing between them: a text may be read in too many ways"
 MEMORY = 1 << 30  # address space of a child
@@ -97,8 +97,9 @@ def _child(compiler: Any, answer: socket.socket) -> None:
         answer.sendall(b".")
         cpu_s, wall_s, constraint = _received(answer)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        signal.setitimer(signal.ITIMER_REAL, wall_s)
+        signal.setitimer(signal.ITIMER_REAL, 2 * wall_s)  # by then nobody waits for it
         answer.sendall(_answered(compiler, constraint))
+        answer.close()  # to end takes a while, with much memory to give back
     finally:
         os._exit(0)
 
@@ -116,6 +117,7 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
     with tempfile.TemporaryFile() as said:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         try:
+            refuse_unkept(constraint)
             try_parts(compiler, constraint)
             os.dup2(said.fileno(), 2)  # where the compiler says what it leaves out
             size: int = checked(compiled(compiler, constraint)).memory_size_bytes
@@ -151,19 +153,18 @@ def _written(constraint: Constraint) -> Iterator[str]:
     """Of what may be read in many ways, what the compiler makes first; it says itself what it cannot read."""
     import xgrammar
 
-    regexes, grammars = list[str](), list[str]()
+    regexes: Iterable[str] = ()
+    grammars: Iterable[str] = ()
     match constraint.kind:
         case ConstraintKind.REGEX:
             regexes = [_within_lines(constraint.text)]
         case ConstraintKind.GRAMMAR:
             grammars = [constraint.text]
-        case ConstraintKind.JSON_SCHEMA | ConstraintKind.STRUCTURAL_TAG:
-            with contextlib.suppress(ValueError, RecursionError):
-                form = json.loads(constraint.text)
-                if constraint.kind is ConstraintKind.STRUCTURAL_TAG:
-                    _keep_lines(form)
-                    grammars = list(grammars_of(form))
-                regexes = list(patterns_of(form))
+        case ConstraintKind.JSON_SCHEMA:
+            regexes = patterns_of(json.loads(constraint.text))
+        case ConstraintKind.STRUCTURAL_TAG:
+            form = _with_lines(json.loads(constraint.text))
+            regexes, grammars = patterns_of(form), grammars_of(form)
     for make, texts in ((xgrammar.Grammar.from_regex, regexes), (xgrammar.Grammar.from_ebnf, grammars)):
         for text in texts:
             with contextlib.suppress(Exception):
@@ -202,15 +203,24 @@ def _follow(made: Any, longest: int) -> Iterator[tuple[float, bool]]:
             return
 
 
+def refuse_unkept(constraint: Constraint) -> None:
+    """Raises ValueError for what the compiler would leave out without a word, and for what no answer can be."""
+    if constraint.kind not in _JSON:
+        return
+    form = json.loads(constraint.text)
+    _characters(form)
+    if constraint.kind is ConstraintKind.CHOICE:
+        return
+    for schema in [form] if constraint.kind is ConstraintKind.JSON_SCHEMA else schemas_of(form):
+        if (problem := unkept(schema)) is not None:
+            raise ValueError(problem)
+
+
 def compiled(compiler: Any, constraint: Constraint) -> Any:
     """Raises whatever says why not."""
     text = constraint.text
-    if constraint.kind in _JSON:
-        _characters(json.loads(text))
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
-            if (problem := unkept(json.loads(text))) is not None:
-                raise ValueError(problem)
             return compiler.compile_json_schema(text, max_whitespace_cnt=SPACES)
         case ConstraintKind.JSON_OBJECT:
             return compiler.compile_json_schema('{"type":"object"}', strict_mode=False, max_whitespace_cnt=SPACES)
@@ -221,19 +231,14 @@ def compiled(compiler: Any, constraint: Constraint) -> Any:
         case ConstraintKind.CHOICE:
             return compiler.compile_grammar("root ::= " + " | ".join(map(_string, json.loads(text))))
         case ConstraintKind.STRUCTURAL_TAG:
-            form = json.loads(text)
-            for schema in schemas_of(form):
-                if (problem := unkept(schema)) is not None:
-                    raise ValueError(problem)
-            return compiler.compile_structural_tag(json.dumps(form) if _keep_lines(form) else text)
+            return compiler.compile_structural_tag(json.dumps(_with_lines(json.loads(text))))
 
 
-def _keep_lines(tag: Any) -> bool:
-    """`_within_lines` of every expression of a structural tag, in place; whether it has any."""
-    found = list(expressions_of(tag))
-    for part in found:
+def _with_lines(tag: Any) -> Any:
+    """The tag, with `_within_lines` of every expression, in place."""
+    for part in expressions_of(tag):
         part["pattern"] = _within_lines(part["pattern"])
-    return bool(found)
+    return tag
 
 
 def _within_lines(expression: str) -> str:

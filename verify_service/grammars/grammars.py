@@ -39,7 +39,7 @@ KEPT = 4096
 _REFUSED_BYTES = 1024
 CPU_S = 0.5  # of one grammar
 CROWDED_S = 0.1  # of one while more of its tenant wait
-WALL_S = 2.0  # from when it is asked for until it has been tried
+WALL_S = 0.8  # from when it is asked for until it has been tried: its client is told within a second
 TOO_MUCH = "it takes too long or too much memory to compile"
 BUSY = "no time was left to compile the form of its answer"
 _START_S = 60.0  # for the compiler's process to answer its first request on a busy machine
@@ -142,7 +142,7 @@ class Grammars:
             if (left := until - time.monotonic()) <= 0:
                 raise GrammarFailed(RefusalReason.BUSY, BUSY)
             answer = self._ask(constraint, cpu_s, min(left, WALL_S))
-            if not answer and (cpu_s < CPU_S or time.monotonic() > until):
+            if answer is None or (not answer and cpu_s < CPU_S):
                 raise GrammarFailed(RefusalReason.BUSY, BUSY)
             if answer[:2] != b"ok":
                 raise GrammarRefused(answer[2:].decode() or TOO_MUCH)
@@ -195,9 +195,10 @@ class Grammars:
         theirs.close()
         self._let_go = weakref.finalize(self, _end, self._requests, self._process)
 
-    def _ask(self, constraint: Constraint, cpu_s: float, wall_s: float) -> bytes:
-        """What a child answers; nothing where it met its bounds instead. TimeoutError: it had no time to begin, and the
-        next one gets another process. ChildProcessError: its parent ended."""
+    def _ask(self, constraint: Constraint, cpu_s: float, wall_s: float) -> bytes | None:
+        """What a child answers within so many seconds of beginning, or None; nothing where it met another bound.
+        TimeoutError: it had no time to begin, and the next one gets another process. ChildProcessError: its parent
+        ended."""
         ours, theirs = socket.socketpair()
         process, requests = self._process, self._requests
         with ours:
@@ -206,13 +207,11 @@ class Grammars:
             with theirs:
                 socket.send_fds(requests, [b"1"], [theirs.fileno()])
             ours.settimeout(_START_S)
-            parts: list[bytes] = []
+            answer = b""
             try:
                 ours.sendall(json.dumps([cpu_s, wall_s, int(constraint.kind), constraint.text]).encode())
                 ours.shutdown(socket.SHUT_WR)
                 self._answers = bool(ours.recv(1))  # it has begun, or ended
-                while part := ours.recv(1 << 16):
-                    parts.append(part)
             except ConnectionError:
                 pass
             except TimeoutError:
@@ -220,11 +219,18 @@ class Grammars:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=1.0)
                 raise
-        if not parts:
+            ours.settimeout(wall_s)
+            with contextlib.suppress(ConnectionError):
+                try:
+                    while part := ours.recv(1 << 16):
+                        answer += part
+                except TimeoutError:
+                    return None
+        if not answer:
             with contextlib.suppress(subprocess.TimeoutExpired):  # it lives, or is about to end
                 process.wait(timeout=0.05)
                 raise ChildProcessError("its process ended")
-        return b"".join(parts)
+        return answer
 
 
 def _key(salt: str, constraint: Constraint) -> bytes:

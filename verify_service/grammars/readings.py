@@ -16,7 +16,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 BYTES, CLASS, STAR, EMPTY, RULE, SEQUENCE, CHOICES, REPEAT = 0, 1, 2, 3, 4, 5, 6, 8  # kinds of expressions
 MOST = 256
@@ -223,44 +223,3 @@ def ways(written: str) -> tuple[int, list[str]]:
         return found, list(grammar.doubts()) if found <= MOST else []
     finally:
         sys.setrecursionlimit(before)
-
-
-def patterns_of(form: Any) -> Iterator[str]:
-    """The regular expressions of a schema or a structural tag."""
-    waiting = [form]
-    while waiting:
-        match waiting.pop():
-            case dict() as part:
-                if isinstance(part.get("pattern"), str):
-                    yield part["pattern"]
-                if isinstance(part.get("patternProperties"), dict):
-                    yield from part["patternProperties"]
-                waiting += part.values()
-            case list() as parts:
-                waiting += parts
-
-
-def expressions_of(tag: Any) -> Iterator[dict[str, Any]]:
-    """The parts of a structural tag that are regular expressions, by themselves and not of a schema."""
-    waiting = [tag]
-    while waiting:
-        match waiting.pop():
-            case {"type": "regex", "pattern": str()} as part:
-                yield part
-            case dict() as part:
-                waiting += [value for name, value in part.items() if name != "json_schema"]
-            case list() as parts:
-                waiting += parts
-
-
-def grammars_of(form: Any) -> Iterator[str]:
-    """The grammars of a structural tag."""
-    waiting = [form]
-    while waiting:
-        match waiting.pop():
-            case {"type": "grammar", "grammar": str() as text}:
-                yield text
-            case dict() as part:
-                waiting += part.values()
-            case list() as parts:
-                waiting += parts

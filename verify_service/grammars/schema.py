@@ -55,17 +55,45 @@ def unkept(schema: Any) -> str | None:
     return next((f"{where or '#'}: {what}" for where, what in _find(schema)), None)
 
 
-def schemas_of(tag: Any) -> Iterator[Any]:
-    """The schemas inside a structural tag."""
-    waiting = [tag]
+def parts_of(form: Any, *, schemas: bool = True) -> Iterator[dict[str, Any]]:
+    """The objects inside a schema or a structural tag. schemas: those inside the schemas of a tag as well."""
+    waiting = [form]
     while waiting:
         match waiting.pop():
             case dict() as part:
-                if "json_schema" in part:
-                    yield part["json_schema"]
-                waiting += [value for name, value in part.items() if name != "json_schema"]
+                yield part
+                waiting += [value for name, value in part.items() if schemas or name != "json_schema"]
             case list() as parts:
                 waiting += parts
+
+
+def expressions_of(tag: Any) -> list[dict[str, Any]]:
+    """The parts of a structural tag that are regular expressions, by themselves and not of a schema."""
+    parts = parts_of(tag, schemas=False)
+    return [part for part in parts if part.get("type") == "regex" and isinstance(part.get("pattern"), str)]
+
+
+def grammars_of(tag: Any) -> Iterator[str]:
+    """The grammars of a structural tag."""
+    for part in parts_of(tag, schemas=False):
+        if part.get("type") == "grammar" and isinstance(part.get("grammar"), str):
+            yield part["grammar"]
+
+
+def patterns_of(form: Any) -> Iterator[str]:
+    """The regular expressions of a schema or a structural tag."""
+    for part in parts_of(form):
+        if isinstance(part.get("pattern"), str):
+            yield part["pattern"]
+        if isinstance(part.get("patternProperties"), dict):
+            yield from part["patternProperties"]
+
+
+def schemas_of(tag: Any) -> Iterator[Any]:
+    """The schemas inside a structural tag."""
+    for part in parts_of(tag, schemas=False):
+        if "json_schema" in part:
+            yield part["json_schema"]
 
 
 def _find(root: Any) -> Iterator[tuple[str, str]]:

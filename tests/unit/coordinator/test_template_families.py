@@ -142,8 +142,8 @@ def test_calls_are_read_as_clients_write_them_and_wrong_ones_named() -> None:
         ("x", "messages[0].tool_calls"),
         ([{}], "messages[0].tool_calls[0]"),
         ([{"function": {"name": 3}}], "messages[0].tool_calls[0]"),
-        ([{"function": {"name": "f", "arguments": "{"}}], "messages[0].tool_calls[0].function.arguments"),
-        ([{"function": {"name": "f", "arguments": "[1]"}}], "messages[0].tool_calls[0].function.arguments"),
+        ([{"function": {"name": "f", "arguments": [1]}}], "messages[0].tool_calls[0].function.arguments"),
+        ([{"function": {"name": "f", "arguments": 1}}], "messages[0].tool_calls[0].function.arguments"),
     ):
         with pytest.raises(InvalidRequest) as refused:
             read_messages([{"role": "assistant", "tool_calls": calls}])
@@ -151,3 +151,17 @@ def test_calls_are_read_as_clients_write_them_and_wrong_ones_named() -> None:
     with pytest.raises(Unsupported, match="function_call"):
         read_messages([{"role": "assistant", "content": "", "function_call": {"name": "f"}}])
     assert read_messages([{"role": "assistant", "content": None}]) == [{"role": "assistant", "content": ""}]
+
+
+@pytest.mark.parametrize("name", sorted(TOOLS_KNOWN))
+@pytest.mark.parametrize("written", ['{"city": ', "Zürich", "[1]", "[" * 100_000])
+def test_a_call_that_was_no_json_goes_back_as_it_was_written(name: str, written: str) -> None:
+    call = {**CALL, "function": {"name": "weather", "arguments": written}}
+    template = ChatTemplate(FAMILIES[name], TOKENS)
+    said = template.fitted(read_messages([USER, {"role": "assistant", "tool_calls": [call]}, RESULT]))
+    if name == "glm":  # it writes them key by key
+        with pytest.raises(InvalidRequest, match="cannot render"):
+            template.render(said, {}, add_generation_prompt=True)
+        return
+    text = template.render(said, {}, add_generation_prompt=True)
+    assert written in text or json.dumps(written, ensure_ascii=False) in text

@@ -332,6 +332,24 @@ def test_who_asks_a_compiler_that_hangs_is_not_refused_and_the_next_one_gets_ano
     assert of(mine.compile(constraint, "")).matcher().masks(()).any()
 
 
+def test_a_child_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, heavy = Grammars(TARGET, VOCAB, [END]), Constraint(*HOSTILE["many optional keys"])
+    of(mine.compile(Constraint(KIND.REGEX, "first"), ""))
+    assert mine._process is not None
+    for name, value in (("WALL_S", 1.0), ("CPU_S", 50.0), ("_START_S", 10.0)):
+        monkeypatch.setattr(module, name, value)
+    children = Path(f"/proc/{mine._process.pid}/task/{mine._process.pid}/children")
+    until(lambda: not children.read_text())
+    future = mine.compile(heavy, "")
+    until(lambda: bool(children.read_text()))
+    child = int(children.read_text())
+    os.kill(child, signal.SIGSTOP)  # no bound ends it
+    with pytest.raises(GrammarFailed) as failed:
+        of(future)
+    os.kill(child, signal.SIGKILL)
+    assert failed.value.reason is RefusalReason.BUSY
+
+
 @pytest.mark.parametrize("bound", ["WALL_S", "CPU_S"])
 def test_what_others_left_no_time_for_may_be_asked_for_again(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, constraint = Grammars(TARGET, VOCAB, [END]), Constraint(KIND.REGEX, "(a{1,40}b){1,40}")
