@@ -6,6 +6,8 @@ What the compiler warns of it says itself, see `compiling`.
 from __future__ import annotations
 
 import math
+import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,6 +41,8 @@ _TELL_TYPES = {
     "prefixItems",
     "unevaluatedItems",
 }
+_PIECES = re.compile(r"\[(?:\\.|[^\\\]])*\]|\\u\{[0-9a-fA-F]+\}|\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}|\\.|.", re.DOTALL)
+_CODE = re.compile(r"\\[ux](?:\{([0-9a-fA-F]+)\}|([0-9a-fA-F]+))")
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
     "boolean": lambda value: isinstance(value, bool),
@@ -103,7 +107,7 @@ def _find(root: Any) -> Iterator[tuple[str, str]]:
         if not isinstance(schema, dict):
             continue
         yield from ((where, f"{name} is not supported") for name in _UNKEPT if schema.get(name) not in (None, False))
-        yield from ((where, problem) for check in (_beside, _listed, _untyped) for problem in check(schema))
+        yield from ((where, problem) for check in (_beside, _listed, _untyped, _escaped) for problem in check(schema))
         declared = schema.get("properties")
         if isinstance(schema.get("required"), list):
             known = declared if isinstance(declared, dict) else {}
@@ -149,6 +153,25 @@ def _untyped(schema: dict[str, Any]) -> Iterator[str]:
     rest = sorted(set(schema) & _OF_TYPES)
     if rest:
         yield f"{', '.join(rest)} without type is not supported"
+
+
+def _escaped(schema: dict[str, Any]) -> Iterator[str]:
+    """Characters that JSON has to escape: the compiler writes those of an expression as they are. Among others in a
+    class it leaves them out."""
+    names = schema.get("patternProperties")
+    for pattern in (schema.get("pattern"), *(names if isinstance(names, dict) else ())):
+        for piece in _PIECES.findall(pattern) if isinstance(pattern, str) else ():
+            inside = _PIECES.findall(piece[1:-1]) if piece[0] == "[" else [piece]
+            if len(inside) == 1 and (_character(inside[0]) < " " or _character(inside[0]) in '"\\'):
+                yield f"pattern with {inside[0][:10]!r}, which JSON escapes, is not supported"
+
+
+def _character(piece: str) -> str:
+    """The one that a piece of an expression is; the last letter of one that is a class or something else."""
+    code = _CODE.fullmatch(piece)
+    if code is not None:
+        return chr(min(int(code[1] or code[2], 16), sys.maxunicode))
+    return "\n" if len(piece) > 1 and piece[1] in "nrtfv0c" else piece[-1]
 
 
 def _number(value: Any) -> bool:

@@ -138,6 +138,9 @@ HOSTILE = {
 }
 
 
+QUOTED = ['"', r"\"", r"\\", r"\n", "\n", r"\x22", r"\u0022", r"\u{22}", '["]', r"[\n]", r"[\\]"]
+
+
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_cannot_be_compiled_is_refused_and_the_next_one_is_served(name: str, grammars: Grammars) -> None:
@@ -168,6 +171,9 @@ def test_what_cannot_be_compiled_is_refused_and_the_next_one_is_served(name: str
         ({"minLength": 3}, "minLength without type"),
         ({"type": "object", "properties": {"a": {"minimum": 3, "description": "x"}}}, "minimum without type"),
         ({"minItems": 2, "patternProperties": {"a": {}}}, "minItems, patternProperties without type"),
+        *(({"type": "string", "pattern": f"^a{each}+$"}, "which JSON escapes") for each in QUOTED),
+        ({"type": "object", "patternProperties": {'a"b': {}}}, "which JSON escapes"),
+        ({"type": "object", "properties": {"a": {"type": "string", "pattern": '"'}}}, "/properties/a: pattern with"),
         ({"$ref": "#"}, "ever ends"),
         ({"$defs": {"n": NODE}, "$ref": "#/$defs/n"}, "ever ends"),
         ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "ever ends"),
@@ -187,6 +193,7 @@ def test_a_schema_of_which_something_would_be_left_out_is_refused(
         {"type": "string", "enum": ["a", "b"], "description": "x"},
         {"type": ["number", "null"], "enum": [1, 1.5, None]},
         {"type": "integer", "const": 3.0},
+        {"type": "string", "pattern": r"""^[^"\\]*["a][\s\S]\d\.\u0041\x2d$"""},
         {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
         {"items": {"type": "integer"}, "minItems": 2},
         {"type": ["string", "integer"], "minLength": 2, "maximum": 3},
