@@ -5,20 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
-import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import structlog
 
-import dspark
-
-UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # of a processor, that make a difference to products
+from dspark.loadgen.report import machine
 
 
 @dataclass(frozen=True)
@@ -37,28 +31,11 @@ class Row:
     def show(self, *, as_json: bool) -> int:
         """Prints the row; returns the exit code of the program."""
         if as_json:
-            print(json.dumps(asdict(self) | {"made": made()}), flush=True)
+            print(json.dumps(asdict(self) | machine()), flush=True)
         else:
             verdict = {True: "holds", False: "FAILS", None: "not measured"}[self.holds]
             print(f"{verdict}: {self.name}: {self.value} (bar: {self.bar})", flush=True)
         return 1 if self.holds is False else 0
-
-
-def made() -> dict[str, object]:
-    """When, of which commit and on what a row is made."""
-    root = Path(__file__).resolve().parent
-    told = subprocess.run(
-        ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
-    facts = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
-    name = re.search(r"model name\s*: (.*)", facts)
-    return {
-        "day": time.strftime("%Y-%m-%d"),
-        "commit": told.stdout.strip() or dspark.__version__,
-        "processor": name[1] if name else platform.machine(),
-        "units": [unit for unit in UNITS if re.search(rf"\b{unit}\b", facts)],
-        "cores": len(os.sched_getaffinity(0)),
-    }
 
 
 def note(line: str) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -78,15 +80,27 @@ def load(path: Path) -> list[dict[str, Any]]:
     return list(points)
 
 
+UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # of a processor, that make a difference to products
+
+
 def machine() -> dict[str, str]:
-    """Commit and machine of a result."""
+    """Commit, day and machine of a result."""
     root = Path(__file__).resolve().parents[2]
     revision = ""
     with contextlib.suppress(OSError):
         found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True)
         revision = found.stdout.strip()
+    facts = ""
+    with contextlib.suppress(OSError):
+        facts = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    named = re.search(r"model name\s*: (.*)", facts)
+    units = " ".join(unit for unit in UNITS if re.search(rf"\b{unit}\b", facts))
     cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} CPU cores"
-    return {"commit": revision or "unknown", "machine": f"{cores}, {platform.machine()}, {platform.system()}"}
+    return {
+        "commit": revision or "unknown",
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{cores}, {named[1] if named else platform.machine()}, {units or platform.system()}",
+    }
 
 
 def draw(points: Sequence[dict[str, Any]], path: Path) -> None:

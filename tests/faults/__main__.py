@@ -11,7 +11,6 @@ commit, the machine and the date.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import subprocess
@@ -70,11 +69,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def save(path: Path, ended: Sequence[Ended], words: Sequence[str]) -> None:
     """One JSON object a row. Rows of this run take the place of older ones of the same program, others stay."""
-    told = {
-        "command": " ".join(["python -m faults", *words]),
-        **machine(),
-        "date": datetime.date.today().isoformat(),
-    }
+    told = {"command": " ".join(["python -m faults", *words]), **machine()}
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     ran = {each.entry.words for each in ended}
     kept = [line for line in lines if json.loads(line).get("program") not in ran]
