@@ -9,18 +9,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
+from engine_steps import take_in
 
 from dspark.rounds.control import Admission, DrafterAt
 from dspark.rounds.events import Admit, BlocksCame, DrafterLost, OrderRow, SendOrder, Told
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import read_spec
-from dspark.types import Cursor, Rule, SamplingParams
+from dspark.types import Rule, SamplingParams
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc
+from tests.services.fake_drafter import sound
 from verify_service.config import VerifyConfig
 from verify_service.drafters import MALFORMED_ORDERS, Drafters
-from verify_service.interface import PromptPrefill
 from verify_service.synthetic import SyntheticVerifyEngine
 
 SPEC = {
@@ -60,10 +60,7 @@ class Verifier:
 
     def __init__(self, *drafters: Drafter) -> None:
         engine = SyntheticVerifyEngine(read_spec(SPEC), VerifyConfig())
-        assert engine.open(Cursor(1, 0, 0, len(PROMPT)), LAW, 100, True, token_ids=PROMPT) is None
-        engine.line_up(PromptPrefill(1, 0, PROMPT))
-        assert engine.prefill_next() is not None
-        self.anchor = engine.first_token(1)
+        self.anchor = take_in(engine, 1, PROMPT, params=LAW, epoch=0, longest=100)
         self.came: queue.SimpleQueue[Callable[[], Iterable[Told]]] = queue.SimpleQueue()
         self.admitted = {1: Admission(Admit(1, 0, len(PROMPT), 50), PROMPT, LAW, 100, True)}
         self.opened: list[tuple[int, tuple[int, int]]] = []  # drafter, and sequence and epoch
@@ -80,7 +77,7 @@ class Verifier:
             assert self.drafters.open(number, 1, 0) == []
 
     def order(self, number: int, drafter: int) -> None:
-        asked = SendOrder(number, drafter, [OrderRow(1, 0, 0, len(PROMPT) + 1, int(self.anchor), 4, len(PROMPT))])
+        asked = SendOrder(number, drafter, [OrderRow(1, 0, 0, len(PROMPT) + 1, self.anchor, 4, len(PROMPT))])
         assert self.drafters.order(asked) == []
 
     def next(self) -> Told:
@@ -92,18 +89,7 @@ class Verifier:
 
 def blocks(order: int) -> draft_pb2.Blocks:
     """One slot of token 1."""
-    return draft_pb2.Blocks(
-        order=order,
-        lengths=[1],
-        token_ids=[1],
-        confidence=[0.5],
-        q_entries=[2],
-        q_ids=np.array([1, 2], "<u4").tobytes(),
-        q_probs=np.array([0.5, 0.5], "<f4").tobytes(),
-        empty_reasons=[0],
-        watermarks=[len(PROMPT)],
-        forward_ns=1000,
-    )
+    return sound(draft_pb2.Order(order=order, sequence=[1], committed_len=[len(PROMPT) + 1]))
 
 
 @pytest.fixture

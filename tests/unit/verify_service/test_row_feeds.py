@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+from engine_steps import take_in
 
 from dspark.rounds.events import DrafterLost, DrafterReady, SendRows, Told
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import read_spec
-from dspark.types import Cursor, SamplingParams
 from dspark.wire.v1 import features_pb2
 from verify_service import row_feeds
 from verify_service.config import VerifyConfig
 from verify_service.feature_push import BULK_ROWS, FeaturePush, Sink
-from verify_service.interface import FeatureRun, PromptPrefill
+from verify_service.interface import FeatureRun
 from verify_service.row_feeds import PATIENCE_S, RowFeeds
 from verify_service.synthetic import SyntheticVerifyEngine
 
@@ -41,12 +41,7 @@ class Feeds:
         push = FeaturePush(incarnation=1, projection="p", token=None, queue_rows=1, metrics=Metrics())
         self.feeds = RowFeeds(engine, push, loop, lambda came: self.told.extend(came()))
         for sequence in (1, 2):
-            ids = [5] * ROWS
-            assert engine.open(Cursor(sequence, 0, 0, ROWS), SamplingParams(), ROWS + 1, True, token_ids=ids) is None
-            engine.line_up(PromptPrefill(sequence, 0, ids))
-            while (progress := engine.prefill_next()) is not None:
-                assert progress.problem is None
-            engine.first_token(sequence)
+            take_in(engine, sequence, [5] * ROWS, epoch=0, longest=ROWS + 1)
             self.feeds.opened(DRAFTER, (sequence, 0))
 
     def send(self, sequence: int) -> None:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from engine_steps import GREEDY, PROMPT, item, line_up, take_in
 
 from dspark.native.compiled import kernels
-from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, SamplingParams, SparseQ, Verdict
+from dspark.types import Cursor, Refusal, RefusalReason, Verdict
 from verify_service.batch_runner import BatchFailed
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.feature_store import FeatureRows
-from verify_service.interface import Progress, PromptPrefill
+from verify_service.interface import Progress
 from verify_service.model_runner import Pass
 from verify_service.plan import Segment
 from verify_service.sequences import VerifyItem
 
-GREEDY = SamplingParams(temperature=0.0)
-PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77, 19, 54, 2, 61, 70, 11, 93, 25, 38]
 PAIR = dict[str, str]
 
 
@@ -34,24 +32,9 @@ def news(engine: VerifyEngine) -> list[Progress]:
     return list(iter(engine.take_news, None))
 
 
-def take_in(engine: VerifyEngine, sequence: int, prompt: list[int], salt: str = "", epoch: int = 1) -> int:
-    """Opens and prefills by itself; the anchor."""
-    cursor = Cursor(sequence, epoch, 0, len(prompt))
-    assert engine.open(cursor, GREEDY, len(prompt) + 60, True, token_ids=prompt, salt=salt) is None
-    engine.line_up(PromptPrefill(sequence, epoch, prompt))
-    while (progress := engine.prefill_next()) is not None:
-        assert progress.problem is None
-    anchor = engine.first_token(sequence)
-    assert isinstance(anchor, int)
-    return anchor
-
-
 def say(engine: VerifyEngine, sequences: dict[int, list[int]], epoch: int = 1) -> list[Verdict | Refusal]:
     """One round without drafts; committed tokens are appended."""
-    items = []
-    for sequence, tokens in sequences.items():
-        done = len(tokens) - len(PROMPT)
-        items.append(VerifyItem(Cursor(sequence, epoch, done, len(tokens)), tokens[-1], (), NO_Q))
+    items = [item(n, len(tokens) - len(PROMPT), tokens, epoch=epoch) for n, tokens in sequences.items()]
     outcomes = engine.judge_cohort(items).outcomes
     for (_, tokens), outcome in zip(sequences.items(), outcomes, strict=True):
         if isinstance(outcome, Verdict):
@@ -91,20 +74,18 @@ def test_a_prefix_without_pages_is_cut_and_not_refused_for_its_length(pair: PAIR
     scarce = VerifyConfig(**pair, kv_tokens=24, page_size=8, prefix_cache=False, attention="stateful")
     engine = VerifyEngine.load(scarce)  # the packed path's self-test needs more
     assert take_in(engine, 1, PROMPT) == text[20]
-    draft = tuple(text[21:28])  # all of them right; three pages hold the anchor and three more
-    q = SparseQ.of(np.array(draft, np.uint32)[:, None], np.ones((7, 1), np.float32))
-    verdict = engine.judge_cohort([VerifyItem(Cursor(1, 1, 0, 21), text[20], draft, q)]).outcomes[0]
+    # All of the draft is right; three pages hold the anchor and three more.
+    verdict = engine.judge_cohort([item(1, 0, text[:21], text[21:28])]).outcomes[0]
     assert isinstance(verdict, Verdict)
     assert (verdict.accepted, verdict.judged, verdict.next_token) == (3, 3, text[24])
-    refused = engine.judge_cohort([VerifyItem(Cursor(1, 1, 1, 25), text[24], (), NO_Q)]).outcomes[0]
+    refused = engine.judge_cohort([item(1, 1, text[:25])]).outcomes[0]
     assert isinstance(refused, Refusal)
     assert refused.reason is RefusalReason.OUT_OF_PAGES
     engine.release(1, 1)
     said = [*PROMPT, take_in(engine, 1, PROMPT)]
     for _ in range(3):
         say(engine, {1: said})
-    q = SparseQ.of(np.array(text[24:27], np.uint32)[:, None], np.ones((3, 1), np.float32))
-    cut = engine.judge_cohort([VerifyItem(Cursor(1, 1, 4, 24), text[23], tuple(text[24:27]), q)]).outcomes[0]
+    cut = engine.judge_cohort([item(1, 4, text[:24], text[24:27])]).outcomes[0]
     assert isinstance(cut, Verdict)
     assert (cut.judged, cut.spoilt, cut.next_token) == (0, False, text[24]), "which is nobody's fault"
 
@@ -128,11 +109,9 @@ def test_a_prompt_rides_in_rounds_and_nobody_s_answer_changes(pair: PAIR) -> Non
 
     engine = VerifyEngine.load(VerifyConfig(**pair, prefix_cache=False, step_prefill_tokens=7))
     text = [*PROMPT, take_in(engine, 1, PROMPT)]
-    assert engine.open(Cursor(2, 1, 0, 50), GREEDY, 90, True, token_ids=long) is None
-    engine.line_up(PromptPrefill(2, 1, long))
+    line_up(engine, 2, long)
     for number in range(12):
-        item = VerifyItem(Cursor(1, 1, 1 + number, len(text)), text[-1], (), NO_Q)
-        judged = engine.judge_cohort([item])
+        judged = engine.judge_cohort([item(1, 1 + number, text)])
         outcome = judged.outcomes[0]
         assert isinstance(outcome, Verdict)
         text.append(outcome.next_token)
@@ -149,8 +128,7 @@ def test_a_prompt_rides_in_rounds_and_nobody_s_answer_changes(pair: PAIR) -> Non
 def test_a_prompt_whose_sequence_is_gone_leaves_the_line(pair: PAIR) -> None:
     engine = VerifyEngine.load(VerifyConfig(**pair))
     for sequence in (1, 2):
-        assert engine.open(Cursor(sequence, 1, 0, 20), GREEDY, 60, True, token_ids=PROMPT) is None
-        engine.line_up(PromptPrefill(sequence, 1, PROMPT))
+        line_up(engine, sequence, PROMPT)
     engine.release(1, 1)
     gone = engine.prefill_next()
     assert gone is not None
@@ -198,9 +176,7 @@ def test_a_copy_of_a_prefix_that_fails_leaves_no_pages_behind(pair: PAIR, monkey
 
     copy = engine._runner.copy
     monkeypatch.setattr(engine._runner, "copy", fails)
-    cursor = Cursor(2, 1, 0, len(PROMPT))
-    assert engine.open(cursor, GREEDY, 60, True, token_ids=PROMPT) is None
-    engine.line_up(PromptPrefill(2, 1, PROMPT))
+    line_up(engine, 2, PROMPT)
     with pytest.raises(BatchFailed, match="no memory"):
         engine.prefill_next()
     news = engine.take_news()
@@ -209,7 +185,7 @@ def test_a_copy_of_a_prefix_that_fails_leaves_no_pages_behind(pair: PAIR, monkey
     engine.release(2, 1)
     assert engine.held == held
     monkeypatch.setattr(engine._runner, "copy", copy)
-    assert engine.open(cursor, GREEDY, 60, True, token_ids=PROMPT) is None
+    line_up(engine, 2, PROMPT)
 
 
 @pytest.mark.parametrize(("kv_tokens", "kernel"), [(512, False), (48, False), (512, True)])
@@ -239,12 +215,6 @@ def test_a_kept_prefix_is_copied_where_a_row_is_of_use_and_memory_plentiful_and_
     assert warm == cold
 
 
-def line_up(engine: VerifyEngine, sequence: int, prompt: list[int]) -> None:
-    cursor = Cursor(sequence, 1, 0, len(prompt))
-    assert engine.open(cursor, GREEDY, len(prompt) + 60, True, token_ids=prompt) is None
-    engine.line_up(PromptPrefill(sequence, 1, prompt))
-
-
 def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(pair: PAIR) -> None:
     engine = VerifyEngine.load(VerifyConfig(**pair, step_prefill_tokens=24, prefix_cache=False))
     prompts = {2: PROMPT[:9], 3: PROMPT[4:11], 4: PROMPT[::-1], 5: PROMPT[2:5]}  # 9, 7, 20 and 3 tokens
@@ -254,8 +224,7 @@ def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(p
         line_up(engine, sequence, prompt)
     rode = []
     for _ in range(2):
-        item = VerifyItem(Cursor(1, 1, len(texts[1]) - len(PROMPT), len(texts[1])), texts[1][-1], (), NO_Q)
-        judged = engine.judge_cohort([item])
+        judged = engine.judge_cohort([item(1, len(texts[1]) - len(PROMPT), texts[1])])
         assert isinstance(judged.outcomes[0], Verdict)
         texts[1].append(judged.outcomes[0].next_token)
         rode.append([(each.prefill.sequence, each.tokens, each.done) for each in news(engine)])
@@ -265,7 +234,7 @@ def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(p
 
 def test_a_prompt_that_was_let_go_gives_its_place_in_the_round_to_the_next(pair: PAIR) -> None:
     engine = VerifyEngine.load(VerifyConfig(**pair, step_prefill_tokens=8, prefix_cache=False))
-    first = VerifyItem(Cursor(1, 1, 1, len(PROMPT) + 1), take_in(engine, 1, PROMPT), (), NO_Q)
+    first = item(1, 1, [*PROMPT, take_in(engine, 1, PROMPT)])
     line_up(engine, 2, PROMPT)
     line_up(engine, 3, PROMPT)
     engine.release(2, 1)
@@ -295,9 +264,7 @@ class Fragile:
 
 def decoding(engine: VerifyEngine, count: int) -> list[VerifyItem]:
     """So many sequences, each before its next round."""
-    return [
-        VerifyItem(Cursor(n, 1, 1, len(PROMPT) + 1), take_in(engine, n, PROMPT), (), NO_Q) for n in range(1, count + 1)
-    ]
+    return [item(n, 1, [*PROMPT, take_in(engine, n, PROMPT)]) for n in range(1, count + 1)]
 
 
 @pytest.mark.parametrize("bad", [set(), {3}, {1, 5}])
@@ -372,8 +339,7 @@ def test_nobody_finds_pages_that_a_failed_pass_may_have_written(pair: PAIR, monk
     engine.release(1, 1)
     assert found(2, text) == len(PROMPT), "what was kept before is sound"
     other = PROMPT[::-1]
-    assert engine.open(Cursor(3, 1, 0, len(other)), GREEDY, 90, True, token_ids=other) is None
-    engine.line_up(PromptPrefill(3, 1, other))
+    line_up(engine, 3, other)
     assert engine.prefill_next() is not None
     fragile.bad = {3}
     with pytest.raises(BatchFailed):
@@ -386,11 +352,9 @@ def test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one(pair: PAIR) -> No
     engine = VerifyEngine.load(VerifyConfig(**pair, prefix_cache=False))
     first = take_in(engine, 1, PROMPT)
     other = [*PROMPT[:10], *PROMPT[:10]]
-    engine.open(Cursor(2, 1, 0, 20), GREEDY, 60, True, token_ids=other)
-    engine.line_up(PromptPrefill(2, 1, other))
+    line_up(engine, 2, other)
     assert isinstance(engine.open(Cursor(2, 0, 0, 20), GREEDY, 60, True, token_ids=other), Refusal), "it was followed"
-    assert engine.open(Cursor(2, 2, 0, 20), GREEDY, 60, True, token_ids=PROMPT) is None
-    engine.line_up(PromptPrefill(2, 2, PROMPT))
+    line_up(engine, 2, PROMPT, epoch=2)
     told = [engine.prefill_next(), engine.prefill_next()]
     assert [(each.prefill.epoch, each.problem is None) for each in told if each is not None] == [(1, False), (2, True)]
     assert engine.first_token(2) == first

@@ -9,22 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import engine_steps
 import pytest
 import torch
+from engine_steps import GREEDY, PROMPT
 from synthetic_file import synthetic_file
 
 from dspark.rounds.events import OrderRow
-from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, Rule, SamplingParams, SparseQ, Verdict
+from dspark.types import Cursor, Refusal, RefusalReason, Rule, SamplingParams, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.feature_store import FeatureRows
 from verify_service.interface import PromptPrefill
 from verify_service.sequences import VerifyItem
 from verify_service.synthetic import SyntheticVerifyEngine
-
-GREEDY = SamplingParams(temperature=0.0)
-PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77, 19, 54, 2, 61, 70, 11, 93, 25, 38]
 
 
 @pytest.fixture
@@ -43,18 +41,11 @@ def engine(request: pytest.FixtureRequest, config: VerifyConfig, tmp_path: Path)
 def take_in(engine: Any, sequence: int, params: SamplingParams = GREEDY, epoch: int = 1) -> list[int]:
     """Opens and prefills by itself; all its tokens."""
     prompt = [sequence, *PROMPT]
-    problem = engine.open(Cursor(sequence, epoch, 0, len(prompt)), params, 120, True, token_ids=prompt)
-    assert problem is None
-    engine.line_up(PromptPrefill(sequence, epoch, prompt))
-    while engine.prefill_next() is not None:
-        pass
-    return [*prompt, engine.first_token(sequence)]
+    return [*prompt, engine_steps.take_in(engine, sequence, prompt, params=params, epoch=epoch, longest=120)]
 
 
 def item(sequence: int, tokens: list[int], draft: tuple[int, ...] = ()) -> VerifyItem:
-    q = SparseQ.of(np.array(draft, np.uint32).reshape(-1, 1), np.ones((len(draft), 1), np.float32)) if draft else NO_Q
-    done = len(tokens) - len(PROMPT) - 1
-    return VerifyItem(Cursor(sequence, 1, done, len(tokens)), tokens[-1], draft, q)
+    return engine_steps.item(sequence, len(tokens) - len(PROMPT) - 1, tokens, draft)
 
 
 def run(*steps: Any) -> None:
@@ -145,9 +136,7 @@ def test_a_pass_that_fails_is_tried_again_though_one_in_it_has_left(
     engine = VerifyEngine.load(config)
     said = {sequence: take_in(engine, sequence) for sequence in (1, 2, 3)}
     if riding:
-        prompt = [7, *PROMPT]
-        assert engine.open(Cursor(7, 1, 0, len(prompt)), GREEDY, 60, True, token_ids=prompt) is None
-        engine.line_up(PromptPrefill(7, 1, prompt))
+        line_up(engine, 7)
     drafts = {sequence: tuple(range(sequence)) for sequence in said}
     step = engine.begin([item(sequence, said[sequence], drafts[sequence]) for sequence in said])
     inner, passes = engine._runner.run, list[int]()
@@ -181,9 +170,7 @@ def test_a_pass_that_fails_is_tried_again_though_one_in_it_has_left(
 
 def line_up(engine: VerifyEngine, *sequences: int) -> None:
     for sequence in sequences:
-        prompt = [sequence, *PROMPT]
-        assert engine.open(Cursor(sequence, 1, 0, len(prompt)), GREEDY, 60, True, token_ids=prompt) is None
-        engine.line_up(PromptPrefill(sequence, 1, prompt))
+        engine_steps.line_up(engine, sequence, [sequence, *PROMPT])
 
 
 def planted(engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch, *, prompt: int = 0, judged: int = 0) -> None:
@@ -265,9 +252,7 @@ def test_a_session_that_ends_in_the_middle_of_a_pass_leaves_nothing(engine: Any)
 def test_prompts_in_line_go_with_their_session_and_their_numbers_are_free(engine: Any) -> None:
     prompts = {1: [9, *PROMPT], 2: [4, *PROMPT[::-1]]}  # by owner, under one number
     for owner, prompt in prompts.items():
-        opened = engine.open(Cursor(5, 1, 0, len(prompt)), GREEDY, 60, True, owner=owner, token_ids=prompt)
-        assert opened is None
-        engine.line_up(PromptPrefill(5, 1, prompt, owner))
+        engine_steps.line_up(engine, 5, prompt, owner=owner)
         if owner == 1:
             assert engine.release_owner(1) == 1
     said = take_in(engine, 1)
@@ -280,11 +265,7 @@ def test_prompts_in_line_go_with_their_session_and_their_numbers_are_free(engine
     rows = engine.kept_rows([OrderRow(5, 1, 9, 100, 5, 3, 0)])
     assert rows.token_ids == prompts[2]
     engine.release_owner(2)
-    assert engine.open(Cursor(6, 1, 0, len(prompts[2])), GREEDY, 60, True, token_ids=prompts[2]) is None
-    engine.line_up(PromptPrefill(6, 1, prompts[2]))
-    while engine.prefill_next() is not None:
-        pass
-    assert engine.first_token(6) == anchor
+    assert engine_steps.take_in(engine, 6, prompts[2]) == anchor
 
 
 def test_a_sequence_is_in_one_pass_at_a_time(engine: Any) -> None:
@@ -301,9 +282,7 @@ def test_a_sequence_is_in_one_pass_at_a_time(engine: Any) -> None:
 def test_a_prompt_is_in_one_pass_at_a_time_and_others_ride_meanwhile(engine: Any) -> None:
     one, two = take_in(engine, 1), take_in(engine, 2)
     for sequence in (3, 4):
-        prompt = [sequence, *PROMPT] * 8
-        assert engine.open(Cursor(sequence, 1, 0, len(prompt)), GREEDY, 260, True, token_ids=prompt) is None
-        engine.line_up(PromptPrefill(sequence, 1, prompt))
+        engine_steps.line_up(engine, sequence, [sequence, *PROMPT] * 8)
     steps = [engine.begin([item(1, one)]), engine.begin([item(2, two)])]
     assert [[rider[0].sequence for rider in step.riders] for step in steps] == (
         [[3], [4]] if isinstance(engine, VerifyEngine) else [[3, 4], []]

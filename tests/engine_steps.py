@@ -1,0 +1,49 @@
+"""What tests of a verifier's engine begin with: prompts that are taken in, and what is asked of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dspark.types import NO_Q, Cursor, SamplingParams, SparseQ
+from verify_service.interface import PromptPrefill
+from verify_service.sequences import VerifyItem
+
+GREEDY = SamplingParams(temperature=0.0)
+PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77, 19, 54, 2, 61, 70, 11, 93, 25, 38]
+
+
+def line_up(
+    engine: Any,
+    sequence: int,
+    prompt: list[int],
+    *,
+    params: SamplingParams = GREEDY,
+    epoch: int = 1,
+    longest: int = 0,
+    owner: int = 0,
+    salt: str = "",
+) -> None:
+    """Opens a sequence whose rows are kept, of 60 tokens more than its prompt unless told otherwise."""
+    cursor, longest = Cursor(sequence, epoch, 0, len(prompt)), longest or len(prompt) + 60
+    assert engine.open(cursor, params, longest, True, owner=owner, token_ids=prompt, salt=salt) is None
+    engine.line_up(PromptPrefill(sequence, epoch, prompt, owner))
+
+
+def take_in(engine: Any, sequence: int, prompt: list[int], **more: Any) -> int:
+    """The same, and runs all that is in line by itself; the anchor."""
+    line_up(engine, sequence, prompt, **more)
+    while (progress := engine.prefill_next()) is not None:
+        assert progress.problem is None
+    anchor = engine.first_token(sequence)
+    assert isinstance(anchor, int)
+    return anchor
+
+
+def item(sequence: int, number: int, tokens: Sequence[int], draft: Sequence[int] = (), epoch: int = 1) -> VerifyItem:
+    """Round `number` behind these tokens, with a draft that its drafter was sure of."""
+    ids = np.array(draft, np.uint32).reshape(-1, 1)
+    q = SparseQ.of(ids, np.ones(ids.shape, np.float32)) if draft else NO_Q
+    return VerifyItem(Cursor(sequence, epoch, number, len(tokens)), tokens[-1], tuple(draft), q)
