@@ -27,7 +27,7 @@ from dspark import shipped
 from dspark.types import Constraint, ConstraintKind
 
 KNOWN = (200, 400, 413, 429)
-REFUSED_S, WORSE = 1.0, 1.5  # bars: of a refusal, and of the honest p99 against alone
+TOLD_S, WORSE = 1.0, 1.5  # bars: of an answer that serves nothing, and of the honest p99 against alone
 WORDS = {ConstraintKind.JSON_SCHEMA: "json", ConstraintKind.REGEX: "regex", ConstraintKind.GRAMMAR: "grammar"}
 LONGEST = 8  # tokens of an answer in a hostile form that is served
 
@@ -128,10 +128,10 @@ def main(argv: list[str] | None = None) -> int:
                 time.sleep(2.0)
                 waves[name] = wave(url, at_once)
             waves[name] |= gaps_ms(calm.gaps, hurt.gaps)
-            holds &= not waves[name]["other"] and waves[name]["slowest_refusal_s"] <= REFUSED_S
+            holds &= not waves[name]["other"] and waves[name]["slowest_not_served_s"] <= TOLD_S
             holds &= p99(hurt.gaps) <= WORSE * p99(calm.gaps)
     value = {**waves, "at_once": args.at_once}
-    bar = f"refused within {REFUSED_S:g} s, told to come again, or served; honest p99 <= {WORSE:g} x alone"
+    bar = f"served, or told what becomes of it within {TOLD_S:g} s; honest p99 <= {WORSE:g} x alone"
     return Row("forms-hostile", "hostile grammars beside an honest stream", value, bar, holds).show(as_json=args.json)
 
 
