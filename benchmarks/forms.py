@@ -25,7 +25,7 @@ from dspark.model.location import locate
 from dspark.types import Constraint, ConstraintKind
 from verify_service.grammars.compiling import checked, make_compiler
 from verify_service.grammars.compiling import compiled as compile_form
-from verify_service.grammars.grammars import GrammarRefused, Grammars
+from verify_service.grammars.grammars import GrammarFailed, GrammarRefused, Grammars
 from verify_service.interface import Grammar
 
 SLOTS = 5
@@ -102,7 +102,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 def compiled(grammars: Grammars, constraint: Constraint) -> Grammar | None:
     try:
         return grammars.compile(constraint, "").result(60)
-    except GrammarRefused:
+    except (GrammarRefused, GrammarFailed):
         return None
 
 

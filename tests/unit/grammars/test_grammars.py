@@ -141,7 +141,6 @@ HOSTILE = {
 QUOTED = ['"', r"\"", r"\\", r"\n", "\n", r"\x22", r"\u0022", r"\u{22}", '["]', r"[\n]", r"[\\]"]
 
 
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_cannot_be_compiled_is_refused_and_the_next_one_is_served(name: str, grammars: Grammars) -> None:
     hostile = Constraint(*HOSTILE[name])
@@ -278,14 +277,13 @@ class Counted(Grammars):
         return super()._ask(constraint, cpu_s, wall_s)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On any machine, and on a busy one too."""
     monkeypatch.setattr(module, "WALL_S", 50.0)
     monkeypatch.setattr(module, "AT_ONCE", AT_ONCE)
 
 
-@pytest.mark.usefixtures("patient")
 def test_who_asks_for_many_waits_behind_who_asks_for_few() -> None:
     counted = Counted()
     many = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), f"many/{n}") for n in range(12)]
@@ -306,7 +304,6 @@ def test_who_asks_for_many_waits_behind_who_asks_for_few() -> None:
     until(lambda: not counted._in_work)
 
 
-@pytest.mark.usefixtures("patient")
 def test_a_full_line_is_no_fault_of_a_grammar() -> None:
     counted = Counted()
     made = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), f"many/{n % 3}") for n in range(MAX_OF_ONE + 2 * AT_ONCE)]
@@ -373,7 +370,6 @@ def test_what_others_left_no_time_for_may_be_asked_for_again(bound: str, monkeyp
         assert mine.compile(constraint, "").done(), "it is remembered"
 
 
-@pytest.mark.usefixtures("patient")
 def test_who_has_waited_too_long_is_told_so_and_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted()
     monkeypatch.setattr(module, "WALL_S", 0.0)
@@ -393,7 +389,6 @@ def test_who_has_waited_too_long_is_told_so_and_not_tried(monkeypatch: pytest.Mo
     of(counted.compile(Constraint(KIND.REGEX, "l0"), "many/"))
 
 
-@pytest.mark.usefixtures("patient")
 def test_what_takes_long_while_more_of_its_tenant_wait_may_be_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     counted, heavy = Counted(), Constraint(KIND.REGEX, "(a{1,40}b){1,40}")
     monkeypatch.setattr(module, "CROWDED_S", 1e-4)
