@@ -61,6 +61,7 @@ def load_parts(config: VerifyConfig) -> VerifierParts:
         if problem is not None:
             raise CheckpointError(problem)
         projection = load_projection(folder, dtype=dtype, device=device)
+        projection.serve_rows()
     asked = config
     config = sized(config, target, device, dtype)
     check_room(config, target, device, dtype)

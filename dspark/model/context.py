@@ -14,6 +14,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from dspark.model.config import DrafterConfig
+from dspark.model.products import Product
 from dspark.model.rotary import RMSNorm
 
 
@@ -31,11 +32,31 @@ class Projection(nn.Module):
         """features [..., m*H] -> rows [..., width], in the dtype of the weights."""
         return features[..., : self.width]
 
+    def serve_rows(self) -> None:
+        """Makes `project` fast for features [T, m*H]; the weights must not change any more."""
+
     def forward(self, features: Tensor) -> Tensor:
         return self.project(features)
 
 
-class ContextProjection(Projection):
+class FusedFeatures(Projection):
+    """g[p] = W_fc F[p]: Eagle3's, which norms inside its layer."""
+
+    def __init__(self, *, feature_size: int, hidden_size: int, target_layer_ids: tuple[int, ...]) -> None:
+        super().__init__(feature_size=feature_size, width=hidden_size, target_layer_ids=target_layer_ids)
+        self.fc = nn.Linear(feature_size, hidden_size, bias=False)
+        self._product: Product | None = None
+
+    def serve_rows(self) -> None:
+        self._product = Product([self.fc])
+
+    def project(self, features: Tensor) -> Tensor:
+        features = features.to(self.fc.weight.dtype)
+        rows: Tensor = self.fc(features) if self._product is None else self._product(features)
+        return rows
+
+
+class ContextProjection(FusedFeatures):
     """C[p] = RMSNorm(W_fc F[p]) (eq. 2). F: [..., m*H] raw taps, C: [..., H]."""
 
     def __init__(
@@ -47,25 +68,12 @@ class ContextProjection(Projection):
         target_layer_ids: tuple[int, ...],
         late_cast: bool = False,
     ) -> None:
-        super().__init__(feature_size=feature_size, width=hidden_size, target_layer_ids=target_layer_ids)
-        self.fc = nn.Linear(feature_size, hidden_size, bias=False)
+        super().__init__(feature_size=feature_size, hidden_size=hidden_size, target_layer_ids=target_layer_ids)
         self.hidden_norm = RMSNorm(hidden_size, eps, late_cast=late_cast)
 
     def project(self, features: Tensor) -> Tensor:
-        context: Tensor = self.hidden_norm(self.fc(features.to(self.fc.weight.dtype)))
+        context: Tensor = self.hidden_norm(super().project(features))
         return context
-
-
-class FusedFeatures(Projection):
-    """g[p] = W_fc F[p]: Eagle3's, which norms inside its layer."""
-
-    def __init__(self, *, feature_size: int, hidden_size: int, target_layer_ids: tuple[int, ...]) -> None:
-        super().__init__(feature_size=feature_size, width=hidden_size, target_layer_ids=target_layer_ids)
-        self.fc = nn.Linear(feature_size, hidden_size, bias=False)
-
-    def project(self, features: Tensor) -> Tensor:
-        rows: Tensor = self.fc(features.to(self.fc.weight.dtype))
-        return rows
 
 
 class LastHidden(Projection):
