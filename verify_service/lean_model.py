@@ -18,7 +18,7 @@ from dspark.model.products import Product
 from dspark.model.target import decoder_layers
 from verify_service.kv_pool import KeyValuePool
 from verify_service.lean_layers import LeanLayer, Norm, fits
-from verify_service.paged_attention import AttentionCall
+from verify_service.paged_attention import AttentionCall, packed_pass
 from verify_service.plan import Segment, build_plan
 
 COPY_AT_MOST = 2 << 30  # bytes of weights that may be held twice
@@ -95,15 +95,7 @@ def _trial(model: Any, modules: list[Any]) -> tuple[dict[Any, _Seen], dict[int, 
     longest = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2 * _TRIAL)
     plan.positions.add_(max(longest - 2 * _TRIAL, 0))
     with _watched(modules, seen):
-        model(
-            input_ids=plan.token_ids,
-            position_ids=plan.positions,
-            use_cache=False,
-            logits_to_keep=torch.tensor([0], device=device),
-            dspark_plan=plan,
-            dspark_pool=KeyValuePool(64),
-            dspark_calls=calls,
-        )
+        packed_pass(model, plan, KeyValuePool(64), torch.tensor([0], device=device), dspark_calls=calls)
     return seen, calls
 
 

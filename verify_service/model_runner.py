@@ -82,8 +82,7 @@ class ModelRunner:
         kernel: Kernel | None = None,
         page_size: int = 1,
     ) -> None:
-        paged_attention.register()
-        model.set_attn_implementation(paged_attention.NAME)
+        paged_attention.use_in(model)
         self.lean = make_lean(model) if lean else Lean()
         self.device: torch.device = next(model.parameters()).device
         self.slot_page = page_size if kernel is not None else 1  # slots that must lie in a row
@@ -141,14 +140,7 @@ class ModelRunner:
         """Logits of the rows kept (all without any) and taps of all tokens."""
         if keep is None:
             keep = torch.arange(plan.slots.shape[0], device=self.device)
-        logits = self._model(
-            input_ids=plan.token_ids,
-            position_ids=plan.positions,
-            use_cache=False,
-            logits_to_keep=keep,  # always a tensor: an int would slice the packed row as if it were one sequence
-            dspark_plan=plan,
-            dspark_pool=self._pool,
-        ).logits[0]
+        logits = paged_attention.packed_pass(self._model, plan, self._pool, keep).logits[0]
         return logits, self._taps.collect()[0] if self._taps is not None else None
 
     def release(self, key: int) -> None:

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from verify_service.kv_pool import KeyValuePool
 from verify_service.plan import Group, PassPlan
 
-NAME = "dspark_paged"
+_NAME = "dspark_paged"
 
 FOLD_UP_TO = 128  # query rows per key-value head up to which a head group is folded into one product
 
@@ -30,6 +30,20 @@ class AttentionCall(NamedTuple):
     window: int | None
     softcap: float | None = None
     sinks: Tensor | None = None
+
+
+def packed_pass(model: Any, plan: PassPlan, pool: KeyValuePool, keep: Tensor, **calls: Any) -> Any:
+    """The output of a model that uses this attention, with logits of the rows of `keep`: always a tensor, as an int
+    would slice the packed row as if it were one sequence."""
+    return model(
+        input_ids=plan.token_ids,
+        position_ids=plan.positions,
+        use_cache=False,
+        logits_to_keep=keep,
+        dspark_plan=plan,
+        dspark_pool=pool,
+        **calls,
+    )
 
 
 def paged_attention(
@@ -141,8 +155,9 @@ def _explicit(
     return weights @ v
 
 
-def register() -> None:
-    """Makes the name known to transformers; doing it again is harmless."""
+def use_in(model: Any) -> None:
+    """Makes this the attention of a transformers model; doing it again is harmless."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, paged_attention)
+    AttentionInterface.register(_NAME, paged_attention)
+    model.set_attn_implementation(_NAME)

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from dspark.model.target import beyond_keys, cache_layers
-from verify_service import paged_attention
 from verify_service.kv_pool import KeyValuePool
-from verify_service.paged_attention import AttentionCall
+from verify_service.paged_attention import AttentionCall, packed_pass, use_in
 from verify_service.plan import Segment, build_plan
 
 
@@ -42,18 +41,9 @@ def _tokens(window: int | None) -> str:
 
 def _told(model: Any) -> dict[int, int | None]:
     """Layer -> window, as the layers themselves say it in a pass of three tokens."""
-    paged_attention.register()
-    model.set_attn_implementation(paged_attention.NAME)
+    use_in(model)
     calls: dict[int, AttentionCall] = {}
     device = next(model.parameters()).device
     plan = build_plan([Segment(0, 0, [0, 1, 2], range(3))], device)
-    model(
-        input_ids=plan.token_ids,
-        position_ids=plan.positions,
-        use_cache=False,
-        logits_to_keep=torch.tensor([0], device=device),
-        dspark_plan=plan,
-        dspark_pool=KeyValuePool(4),
-        dspark_calls=calls,
-    )
+    packed_pass(model, plan, KeyValuePool(4), torch.tensor([0], device=device), dspark_calls=calls)
     return {call.layer: call.window for call in calls.values()}

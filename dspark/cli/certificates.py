@@ -65,8 +65,8 @@ def issue(folder: Path, *, hosts: list[str], tenants: list[str], days: int) -> l
     for tenant in tenants:
         if not _NAME.fullmatch(tenant):
             raise ConfigError(f"client: {tenant!r} is no tenant's name: letters, digits, dots, dashes, up to 64")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority = _load(folder) or _made(None, "dspark development authority", [], CA_DAYS)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     near = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
     wanted = {"node": ([*near, *hosts], ["worker/node"]), "operator": ([], ["operator/operator"])}
     wanted |= {"monitor": ([], ["monitor/monitor"])}
