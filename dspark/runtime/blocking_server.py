@@ -13,11 +13,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
-from dspark.errors import ConfigError, Overloaded
+from dspark.errors import Overloaded
 from dspark.runtime import roles
 from dspark.runtime.outbox import MAX_EVENTS
 from dspark.runtime.security import Security
-from dspark.runtime.server import ServerLimits, authorization_in, names_in, server_options, status_of
+from dspark.runtime.server import ServerLimits, authorization_in, listen, names_in, server_options, status_of
 
 MAX_STREAMS = 64
 START_STOP_S = 1.0
@@ -61,14 +61,7 @@ class BlockingServer(Generic[C, E]):
             maximum_concurrent_rpcs=MAX_STREAMS,
             options=server_options(ServerLimits(MAX_STREAMS)),
         )
-        try:
-            credentials = security.server_credentials()
-            if credentials is None:
-                self.port = int(self._server.add_insecure_port(bind))
-            else:
-                self.port = int(self._server.add_secure_port(bind, credentials))
-        except RuntimeError as error:
-            raise ConfigError(f"{name.lower()}_port: cannot listen on {bind}: {error}") from error
+        self.port = listen(self._server, bind, security, f"{name.lower()}_port")
         self._server.start()
 
     def close(self) -> None:

@@ -101,6 +101,16 @@ def server_options(limits: ServerLimits) -> list[tuple[str, int]]:
     ]
 
 
+def listen(server: Any, bind: str, security: Security, setting: str) -> int:
+    """Opens the port of a server of either kind and returns it. setting: names the address in the error."""
+    try:
+        credentials = security.server_credentials()
+        port = server.add_insecure_port(bind) if credentials is None else server.add_secure_port(bind, credentials)
+    except RuntimeError as error:
+        raise ConfigError(f"{setting}: cannot listen on {bind}: {error}") from error
+    return int(port)
+
+
 BY_CERTIFICATE = Caller()  # stands for a caller that is not known yet
 
 
@@ -149,16 +159,9 @@ class GrpcServer:
         """Listens, not yet SERVING; returns the port."""
         reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
         await self.set_serving(False)
-        try:
-            credentials = self._security.server_credentials()
-            if credentials is None:
-                port = self._server.add_insecure_port(self._bind)
-            else:
-                port = self._server.add_secure_port(self._bind, credentials)
-        except RuntimeError as error:
-            raise ConfigError(f"bind: cannot listen on {self._bind}: {error}") from error
+        port = listen(self._server, self._bind, self._security, "bind")
         await self._server.start()
-        return int(port)
+        return port
 
     def endpoint(self, port: int) -> str:
         """host:port under which others reach this server."""
