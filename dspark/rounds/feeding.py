@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dspark.rounds.events import Action, CloseAtDrafter, DrafterReady, OpenAtDrafter, SendRows
-from dspark.rounds.state import SequenceState, State
+from dspark.rounds.state import PREFILL, SequenceState
 
 Ask = Callable[[Action], object]
 
@@ -25,7 +25,7 @@ def feed_by(sequence: SequenceState, drafter: int, most: int, ask: Ask) -> None:
         _stop_feeding(sequence, ask)
         sequence.feeding = drafter
         ask(OpenAtDrafter(drafter, sequence.number, sequence.epoch))
-        if sequence.state is not State.PREFILL:
+        if sequence.state is not PREFILL:
             send_rows(sequence, 0, most, ask)
 
 
@@ -40,7 +40,7 @@ def send_rows(sequence: SequenceState, start: int, most: int, ask: Ask) -> None:
 
 def came(sequence: SequenceState, event: DrafterReady) -> bool:
     """Rows arrived; False when they are of no use any more. Whoever they came to is taken over between rounds."""
-    wanted = sequence.state is not State.PREFILL and event.drafter == sequence.feeding
+    wanted = sequence.state is not PREFILL and event.drafter == sequence.feeding
     if not wanted or not 0 <= event.watermark < sequence.committed_len:
         return False
     sequence.ready = (event.drafter, event.watermark)

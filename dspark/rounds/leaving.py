@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dspark.rounds import feeding
 from dspark.rounds.events import Action, CallBackPrefill, Released, Why
 from dspark.rounds.passes import KVCache, Passes
-from dspark.rounds.state import Event, SequenceState, State
+from dspark.rounds.state import DROPPED, GONE, PREFILL, SETTLE, SETTLED, SETTLING, STARVED, SequenceState
 
 
 class Leaving:
@@ -25,16 +25,16 @@ class Leaving:
 
     def settle(self, sequence: SequenceState) -> None:
         """It leaves once everything that is being drawn for it has been reported."""
-        calling_back = sequence.state is State.PREFILL
-        sequence.apply(Event.SETTLE)
+        calling_back = sequence.state is PREFILL
+        sequence.apply(SETTLE)
         if calling_back:
             self._ask(CallBackPrefill(sequence.number, sequence.epoch))
-        if sequence.state is State.GONE:
+        if sequence.state is GONE:
             self.gone(sequence, sequence.leaving)
 
     def settled(self, sequence: SequenceState) -> None:
         """What was being drawn has been reported, or will not be drawn."""
-        sequence.apply(Event.SETTLED)
+        sequence.apply(SETTLED)
         self.gone(sequence, sequence.leaving)
 
     def gone(self, sequence: SequenceState, why: Why | None) -> None:
@@ -45,9 +45,9 @@ class Leaving:
 
     def drop(self, sequence: SequenceState) -> None:
         """At once, whatever is being drawn: it ended, its client left, or nobody is there to be told."""
-        if sequence.state is State.PREFILL:
+        if sequence.state is PREFILL:
             self._ask(CallBackPrefill(sequence.number, sequence.epoch))
-        sequence.apply(Event.DROPPED)
+        sequence.apply(DROPPED)
         self._forget(sequence)
         if not self._passes.hold(sequence):  # else when the pass is over
             self.free(sequence)
@@ -64,17 +64,17 @@ class Leaving:
 
         Who that is has nothing to do with what was drawn. One at a time: while one is on its way out the others wait.
         """
-        staying = [each for each in self._live.values() if each.state is not State.SETTLING]
+        staying = [each for each in self._live.values() if each.state is not SETTLING]
         if len(staying) == len(self._live):
             youngest = max(staying, key=lambda each: each.number)
             youngest.leaving = Why.OUT_OF_PAGES
             self.settle(youngest)
             if youngest is sequence:
                 return False
-            if youngest.state is State.GONE:
+            if youngest.state is GONE:
                 return True
         sequence.left_empty("out of pages")
-        sequence.apply(Event.STARVED)
+        sequence.apply(STARVED)
         sequence.starved = True
         return False
 

@@ -47,10 +47,29 @@ from dspark.rounds.events import (
 from dspark.rounds.leaving import Leaving
 from dspark.rounds.orders import Orders, Waits
 from dspark.rounds.passes import KVCache, Passes
-from dspark.rounds.plan import Plan, PlanKind, Terms
-from dspark.rounds.state import Event, SequenceState, State
+from dspark.rounds.plan import OFF, Plan, Terms
+from dspark.rounds.state import (
+    BLOCK_CAME,
+    BLOCK_LOST,
+    FAILED,
+    GONE,
+    HELD,
+    HELD_BACK,
+    IDLE,
+    JUDGED,
+    LEFT_PLAIN,
+    LET_GO_ON,
+    ORDERED,
+    PREFILLED,
+    READY,
+    REFUSED,
+    RUNNING,
+    SETTLE,
+    SETTLING,
+    SequenceState,
+)
 
-BETWEEN = (State.IDLE, State.HELD)  # rounds
+BETWEEN = (IDLE, HELD)  # rounds
 FORGOTTEN = "unknown sequence"  # what a drafter says that has no context of it
 REMEMBERED = 1 << 16  # sequences whose last epoch is known after they are gone
 
@@ -134,7 +153,7 @@ class RoundLoop:
         self.plan = plan
         for number, own in plan.sequences.items():
             sequence = self._live.get(number)
-            if sequence is not None and own.drafter is not None and sequence.state is not State.SETTLING:
+            if sequence is not None and own.drafter is not None and sequence.state is not SETTLING:
                 feeding.feed_by(sequence, own.drafter, self._waits.inline_rows, self._ask)
 
     def _acknowledged(self, told: Acknowledged, now: float) -> None:
@@ -152,7 +171,7 @@ class RoundLoop:
             return
         if told.how is How.DROP:
             self._leaving.drop(sequence)
-        elif sequence.lists(Event.SETTLE):
+        elif sequence.lists(SETTLE):
             self._leaving.settle(sequence)
         else:
             self.counts["release of who settles already"] += 1
@@ -175,10 +194,10 @@ class RoundLoop:
         if sequence is None:
             return
         before = sequence.committed_len
-        sequence.apply(Event.PREFILLED)
+        sequence.apply(PREFILLED)
         said = RoundReport(told.sequence, told.epoch, 0, before, sequence.commit((told.token,)))
         self._ask(Report(0, self.plan.number, [said]))
-        if sequence.state is State.SETTLING:
+        if sequence.state is SETTLING:
             self._leaving.settled(sequence)
         elif sequence.feeding:
             feeding.send_rows(sequence, 0, self._waits.inline_rows, self._ask)
@@ -187,27 +206,27 @@ class RoundLoop:
         sequence = self._find(told.sequence, told.epoch, "prefill")
         if sequence is None:
             return
-        if sequence.state is State.SETTLING:
+        if sequence.state is SETTLING:
             self._leaving.settled(sequence)
             return
-        sequence.apply(Event.REFUSED)
+        sequence.apply(REFUSED)
         self._leaving.gone(sequence, Why.NO_PAGES)
 
     def _pass_ended(self, told: PassEnded, now: float) -> None:
         rounds, settled = [], []
         for sequence, drawn in zip(self._passes.ended(told.number), told.drawn, strict=True):
-            if sequence.state is State.GONE:
+            if sequence.state is GONE:
                 self.counts["verdict of who was dropped"] += 1
                 self._leaving.free(sequence)
                 continue
             if not drawn.tokens:  # nothing was drawn for it, though others were
-                if sequence.state is State.RUNNING:
-                    sequence.apply(Event.FAILED)
+                if sequence.state is RUNNING:
+                    sequence.apply(FAILED)
                     sequence.leaving = Why.FAILED
                 settled.append(sequence)
                 continue
             rounds.append(self._judged(sequence, drawn))
-            if sequence.state is State.SETTLING:
+            if sequence.state is SETTLING:
                 settled.append(sequence)
         if rounds:
             self._ask(Report(told.number, self.plan.number, rounds))
@@ -219,7 +238,7 @@ class RoundLoop:
         if drawn.spoilt:
             sequence.left_empty("invalid")
         verified, block, why, drafter = sequence.prefix, sequence.block, sequence.why_empty, sequence.drafter
-        sequence.apply(Event.JUDGED)
+        sequence.apply(JUDGED)
         said, forced = sequence.commit(drawn.tokens), drawn.forced
         forced = (*forced, *[False] * len(said))[: len(said)] if any(forced) else ()
         return RoundReport(
@@ -231,12 +250,12 @@ class RoundLoop:
         held = self._passes.rows(told.number)
         leaving, again = self._passes.failed(told.number)
         for sequence in held:
-            if sequence.state is State.GONE:
+            if sequence.state is GONE:
                 self._leaving.free(sequence)
         self._out.extend(again)
         for sequence in leaving:
-            if sequence.state is State.RUNNING:
-                sequence.apply(Event.FAILED)
+            if sequence.state is RUNNING:
+                sequence.apply(FAILED)
                 sequence.leaving = Why.FAILED
             self._leaving.settled(sequence)
 
@@ -250,7 +269,7 @@ class RoundLoop:
         sound = len(rows) == len(told.confidence) == len(told.watermarks)
         reasons = told.why_empty or [""] * len(rows)
         for place, sequence in enumerate(rows):
-            if sequence.state is not State.ORDERED or sequence.order != told.order:
+            if sequence.state is not ORDERED or sequence.order != told.order:
                 self.counts["block of who left"] += 1
             elif not sound:
                 self.counts["block that fits no order"] += 1
@@ -265,11 +284,11 @@ class RoundLoop:
             else:
                 slots = sequence.terms.slots
                 sequence.block, sequence.why_empty = told.confidence[place][:slots], reasons[place]
-                sequence.apply(Event.BLOCK_CAME)
+                sequence.apply(BLOCK_CAME)
 
     def _without_block(self, sequence: SequenceState, why: str) -> None:
         sequence.left_empty(why)
-        sequence.apply(Event.BLOCK_LOST)
+        sequence.apply(BLOCK_LOST)
 
     def _drafter_lost(self, told: DrafterLost, now: float) -> None:
         for number, rows in self._orders.lost(told.drafter):
@@ -280,7 +299,7 @@ class RoundLoop:
 
     def _lose_blocks(self, number: int, rows: Sequence[SequenceState], why: str) -> None:
         for sequence in rows:
-            if sequence.state is State.ORDERED and sequence.order == number:
+            if sequence.state is ORDERED and sequence.order == number:
                 self._without_block(sequence, why)
 
     def _drafter_ready(self, told: DrafterReady, now: float) -> None:
@@ -313,18 +332,18 @@ class RoundLoop:
             if sequence.state not in BETWEEN or sequence.starved:
                 continue
             if sequence.full or sequence.ahead > plan.window:
-                if sequence.state is State.IDLE:
-                    sequence.apply(Event.HELD_BACK)
+                if sequence.state is IDLE:
+                    sequence.apply(HELD_BACK)
                     sequence.held_at = now
                 continue
-            if sequence.state is State.HELD:
-                sequence.apply(Event.LET_GO_ON)
+            if sequence.state is HELD:
+                sequence.apply(LET_GO_ON)
             feeding.take_over(sequence, self._waits.inline_rows, self._ask)
             terms = plan.terms_of(sequence.number)
             why = self._why_plain(sequence, terms)
             if why:
                 sequence.left_empty(why)
-                sequence.apply(Event.LEFT_PLAIN)
+                sequence.apply(LEFT_PLAIN)
             else:
                 asked.setdefault(sequence.drafter, []).append((sequence, terms))
         until = now + self._waits.order_s(plan.draft_s)
@@ -335,7 +354,7 @@ class RoundLoop:
         """Why no block is asked for, or nothing."""
         if sequence.ordered_len == sequence.committed_len:
             return sequence.why_empty or "anchor used"
-        if terms.kind is PlanKind.OFF or terms.slots < 1:
+        if terms.kind is OFF or terms.slots < 1:
             return "off"
         if sequence.room < 2:
             return "last token"  # the target's own fills the answer
@@ -356,9 +375,9 @@ class RoundLoop:
         for sequence in self._live.values():
             if self.plan.cohort(sequence.number) != cohort:
                 continue
-            if sequence.state is State.READY:
+            if sequence.state is READY:
                 ready.append(sequence)
-            elif sequence.state is State.ORDERED:
+            elif sequence.state is ORDERED:
                 return
             elif self._waits_for_acknowledgement(sequence):
                 until = max(until, sequence.held_at + self._waits.deadline_s)
@@ -371,7 +390,7 @@ class RoundLoop:
 
     def _waits_for_acknowledgement(self, sequence: SequenceState) -> bool:
         """Held by the window alone: soon one of its cohort again, and waited for as long as for a block."""
-        return sequence.state is State.HELD and not sequence.full
+        return sequence.state is HELD and not sequence.full
 
     def _find(self, number: int, epoch: int, what: str) -> SequenceState | None:
         sequence = self._live.get(number)

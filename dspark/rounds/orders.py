@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dspark.rounds.events import OrderRow, SendOrder
 from dspark.rounds.plan import Terms
-from dspark.rounds.state import Event, SequenceState
+from dspark.rounds.state import ORDER_SENT, SequenceState
 
 SLACK = 3.0  # expected drafts after which one is late
 
@@ -69,7 +69,7 @@ class Orders:
                 )
             )
             sequence.rows_sent = sequence.committed_len - 1
-            sequence.apply(Event.ORDER_SENT)
+            sequence.apply(ORDER_SENT)
         self._open[self._last] = _Order(drafter, [sequence for sequence, _ in asked], until)
         return SendOrder(self._last, drafter, rows)
 

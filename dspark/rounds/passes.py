@@ -14,7 +14,7 @@ from typing import Protocol
 
 from dspark.rounds.events import PassRow, RunPass
 from dspark.rounds.plan import prefixes
-from dspark.rounds.state import Event, SequenceState, State
+from dspark.rounds.state import GONE, PASS_BEGAN, PASS_FAILED, READY, RUNNING, SETTLING, SequenceState
 
 
 class KVCache(Protocol):
@@ -64,11 +64,11 @@ class Passes:
         for sequence, slots in zip(rows, wanted, strict=True):
             if self._pages(sequence, slots, make_room):
                 taken.append(sequence)
-        taken = [sequence for sequence in taken if sequence.state is State.READY]  # the youngest may have made room
+        taken = [sequence for sequence in taken if sequence.state is READY]  # the youngest may have made room
         return self._run(cohort, taken) if taken else None
 
     def _pages(self, sequence: SequenceState, slots: int, make_room: MakesRoom) -> bool:
-        while sequence.state is State.READY:
+        while sequence.state is READY:
             given = self._cache.grow(sequence.number, sequence.epoch, sequence.committed_len, slots)
             if given is not None:
                 sequence.prefix = given
@@ -82,7 +82,7 @@ class Passes:
         self._running[self._last] = _Pass(cohort, rows)
         asked = []
         for each in rows:
-            each.apply(Event.PASS_BEGAN)
+            each.apply(PASS_BEGAN)
             asked.append(
                 PassRow(each.number, each.epoch, each.round, each.committed_len, each.order, each.row, each.prefix)
             )
@@ -105,11 +105,11 @@ class Passes:
         whoever was to leave after it."""
         failed = self._running.pop(number)
         if len(failed.rows) == 1:
-            return [each for each in failed.rows if each.state is not State.GONE], []
-        staying = [each for each in failed.rows if each.state is State.RUNNING]
+            return [each for each in failed.rows if each.state is not GONE], []
+        staying = [each for each in failed.rows if each.state is RUNNING]
         for each in staying:
-            each.apply(Event.PASS_FAILED)
+            each.apply(PASS_FAILED)
         middle = (len(staying) + 1) // 2 if len(staying) == len(failed.rows) else len(staying)
         halves = [half for half in (staying[:middle], staying[middle:]) if half]
-        leaving = [each for each in failed.rows if each.state is State.SETTLING]
+        leaving = [each for each in failed.rows if each.state is SETTLING]
         return leaving, [self._run(failed.cohort, half) for half in halves]

@@ -28,6 +28,9 @@ class PlanKind(enum.IntEnum):
     PRICE = 3  # the slots whose weighted survival is at least `price`
 
 
+OFF, FIXED, THRESHOLD, PRICE = PlanKind  # by name, as those of `state`
+
+
 class Terms(NamedTuple):
     """What holds for one block; frozen when its order is sent."""
 
@@ -38,7 +41,7 @@ class Terms(NamedTuple):
     cap: int = NO_CAP  # drafted tokens of the whole pass
 
 
-PLAIN = Terms(PlanKind.OFF)
+PLAIN = Terms(OFF)
 
 
 class SequencePlan(NamedTuple):
@@ -105,13 +108,13 @@ def _alive(block: Sequence[float]) -> Iterator[float]:
 
 def _chosen(block: Sequence[float], terms: Terms) -> int:
     kind, price, weight = terms.kind, terms.price, terms.weight
-    if kind is PlanKind.OFF:
+    if kind is OFF:
         return 0
-    if kind is PlanKind.PRICE:
+    if kind is PRICE:
         for slot, alive in enumerate(_alive(block)):
             if not weight * alive >= price:
                 return slot
-    elif kind is PlanKind.THRESHOLD and price > 0.0:
+    elif kind is THRESHOLD and price > 0.0:
         for slot, confidence in enumerate(block):
             if not confidence >= price:
                 return slot

@@ -48,31 +48,37 @@ class Event(enum.Enum):
     __hash__ = object.__hash__
 
 
-S, E = State, Event
+# By name: to look one up in its class takes longer than what is done with it, and a round does it often.
+PREFILL, IDLE, ORDERED, READY, RUNNING, HELD, SETTLING, GONE = State
+(
+    PREFILLED, REFUSED, HELD_BACK, LET_GO_ON, ORDER_SENT, LEFT_PLAIN, BLOCK_CAME, BLOCK_LOST,
+    PASS_BEGAN, STARVED, JUDGED, PASS_FAILED, FAILED, SETTLE, SETTLED, DROPPED,
+) = Event  # fmt: skip
+
 NEXT: dict[tuple[State, Event], State] = {
-    (S.PREFILL, E.PREFILLED): S.IDLE,
-    (S.PREFILL, E.REFUSED): S.GONE,
-    (S.PREFILL, E.SETTLE): S.SETTLING,  # the engine says whether its first token is drawn already
-    (S.IDLE, E.HELD_BACK): S.HELD,
-    (S.IDLE, E.LEFT_PLAIN): S.READY,
-    (S.IDLE, E.ORDER_SENT): S.ORDERED,
-    (S.IDLE, E.SETTLE): S.GONE,  # all its reports are out
-    (S.ORDERED, E.BLOCK_CAME): S.READY,
-    (S.ORDERED, E.BLOCK_LOST): S.READY,
-    (S.ORDERED, E.SETTLE): S.GONE,
-    (S.READY, E.PASS_BEGAN): S.RUNNING,
-    (S.READY, E.STARVED): S.IDLE,
-    (S.READY, E.SETTLE): S.GONE,
-    (S.RUNNING, E.JUDGED): S.IDLE,
-    (S.RUNNING, E.PASS_FAILED): S.READY,
-    (S.RUNNING, E.FAILED): S.SETTLING,
-    (S.RUNNING, E.SETTLE): S.SETTLING,
-    (S.HELD, E.LET_GO_ON): S.IDLE,
-    (S.HELD, E.SETTLE): S.GONE,
-    (S.SETTLING, E.PREFILLED): S.SETTLING,
-    (S.SETTLING, E.JUDGED): S.SETTLING,
-    (S.SETTLING, E.SETTLED): S.GONE,  # what was being drawn is reported, or was never drawn
-    **{(state, E.DROPPED): S.GONE for state in S if state is not S.GONE},
+    (PREFILL, PREFILLED): IDLE,
+    (PREFILL, REFUSED): GONE,
+    (PREFILL, SETTLE): SETTLING,  # the engine says whether its first token is drawn already
+    (IDLE, HELD_BACK): HELD,
+    (IDLE, LEFT_PLAIN): READY,
+    (IDLE, ORDER_SENT): ORDERED,
+    (IDLE, SETTLE): GONE,  # all its reports are out
+    (ORDERED, BLOCK_CAME): READY,
+    (ORDERED, BLOCK_LOST): READY,
+    (ORDERED, SETTLE): GONE,
+    (READY, PASS_BEGAN): RUNNING,
+    (READY, STARVED): IDLE,
+    (READY, SETTLE): GONE,
+    (RUNNING, JUDGED): IDLE,
+    (RUNNING, PASS_FAILED): READY,
+    (RUNNING, FAILED): SETTLING,
+    (RUNNING, SETTLE): SETTLING,
+    (HELD, LET_GO_ON): IDLE,
+    (HELD, SETTLE): GONE,
+    (SETTLING, PREFILLED): SETTLING,
+    (SETTLING, JUDGED): SETTLING,
+    (SETTLING, SETTLED): GONE,  # what was being drawn is reported, or was never drawn
+    **{(state, DROPPED): GONE for state in State if state is not GONE},
 }
 
 
@@ -112,7 +118,7 @@ class SequenceState:
 
     def __init__(self, number: int, epoch: int, prompt_len: int, room: int, stop_ids: frozenset[int]) -> None:
         self.number, self.epoch = number, epoch
-        self.state = State.PREFILL
+        self.state = PREFILL
         self.round = 0  # rounds reported in this epoch, the prefill included
         self.acked = 0  # of those, rounds acknowledged
         self.committed_len = prompt_len  # with the anchor, once there is one

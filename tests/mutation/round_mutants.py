@@ -44,14 +44,14 @@ MUTANTS: list[Mutant] = [
         "dspark/rounds/loop.py",
         (
             "R1: a block is told of when it comes",
-            "sequence.apply(Event.BLOCK_CAME)",
-            "sequence.apply(Event.BLOCK_CAME), self._ask(DrafterEvent(0, str(len(sequence.block))))",
+            "sequence.apply(BLOCK_CAME)",
+            "sequence.apply(BLOCK_CAME), self._ask(DrafterEvent(0, str(len(sequence.block))))",
             R1,
         ),
         (
             "R1: a block is counted by its length before it is cut",
-            "sequence.apply(Event.BLOCK_CAME)",
-            "sequence.apply(Event.BLOCK_CAME), self.counts.update(drafted=len(sequence.block))",
+            "sequence.apply(BLOCK_CAME)",
+            "sequence.apply(BLOCK_CAME), self.counts.update(drafted=len(sequence.block))",
             R1,
         ),
         (
@@ -82,8 +82,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "R6: whoever settles is released before its report",
-            "if sequence.state is State.SETTLING:\n                settled.append(sequence)",
-            "if sequence.state is State.SETTLING:\n                self._leaving.settled(sequence)",
+            "if sequence.state is SETTLING:\n                settled.append(sequence)",
+            "if sequence.state is SETTLING:\n                self._leaving.settled(sequence)",
             R6,
         ),
         ("R8: one round too many", "or sequence.ahead > plan.window", "or sequence.ahead > plan.window + 1", R8),
@@ -127,8 +127,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "a cohort runs before all its blocks are there",
-            "elif sequence.state is State.ORDERED:\n                return",
-            "elif sequence.state is State.ORDERED:\n                pass",
+            "elif sequence.state is ORDERED:\n                return",
+            "elif sequence.state is ORDERED:\n                pass",
             (f"{L}a_cohort_waits_for_all_of_its_blocks",),
         ),
         (
@@ -225,14 +225,14 @@ MUTANTS: list[Mutant] = [
         "dspark/rounds/state.py",
         (
             "R6: in a pass settling is dropping",
-            "(S.RUNNING, E.SETTLE): S.SETTLING",
-            "(S.RUNNING, E.SETTLE): S.GONE",
+            "(RUNNING, SETTLE): SETTLING",
+            "(RUNNING, SETTLE): GONE",
             R6,
         ),
         (
             "R6: a verdict is thrown away for what it says",
-            "(S.RUNNING, E.SETTLE): S.SETTLING",
-            "(S.RUNNING, E.SETTLE): S.GONE",
+            "(RUNNING, SETTLE): SETTLING",
+            "(RUNNING, SETTLE): GONE",
             TAKEN,
         ),
     ),
