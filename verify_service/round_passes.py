@@ -31,7 +31,7 @@ class Running(NamedTuple):
 
     number: int
     cohort: int
-    items: Sequence[VerifyItem | None]  # None: left already
+    items: Sequence[VerifyItem]
     orders: Mapping[int, OutstandingOrder]  # whose blocks are in it, by number
     step: Step
 
@@ -89,14 +89,9 @@ class RoundPasses:
 
     def begin(self, run: RunPass) -> Running:
         """Everything but the computing. Raises what the engine raises."""
-        items: list[VerifyItem | None] = []
+        items: list[VerifyItem] = []
         blocks, orders = self._drafters.blocks, self._drafters.orders
         for row in run.rows:
-            sequence = self._rounds.sequence(row.sequence)
-            if sequence is None or sequence.epoch != row.epoch:
-                items.append(None)
-                continue
-            cursor = Cursor(row.sequence, row.epoch, row.round, row.committed_len)
             ids: tuple[int, ...] = ()
             q, version = NO_Q, ""
             if row.prefix:
@@ -105,10 +100,10 @@ class RoundPasses:
                     raise RuntimeError(f"order {row.order} is to be judged, and {block.order} is here")
                 ids, q = block.blocks.drafted(block.row, row.prefix)
                 version = "" if self._admitted[row.sequence].repeatable else orders[row.order].version
-            items.append(VerifyItem(cursor, sequence.anchor, ids, q, version))
+            items.append(VerifyItem(Cursor(*row[:4]), row.anchor, ids, q, version))
         of = {row.order for row in run.rows if row.order}
         cohort = self._rounds.plan.cohort(run.rows[0].sequence)
-        step = self._engine.begin([item for item in items if item is not None])
+        step = self._engine.begin(items)
         return Running(run.number, cohort, items, {number: orders[number] for number in of if number in orders}, step)
 
     def ended(self, running: Running) -> list[Told]:
@@ -116,16 +111,12 @@ class RoundPasses:
         judged = self._engine.end(running.step)
         if running.step.failure is not None:
             return [PassFailed(running.number)]
-        outcomes = iter(judged.outcomes)
         spoilt: list[HeldBlock] = []
         sound: set[int] = set()  # orders
         verdicts: dict[int, Verdict] = {}
         drawn: list[Drawn] = []
-        for item in running.items:
-            outcome = None if item is None else next(outcomes)
-            if item is None or outcome is None:
-                drawn.append(Drawn(()))
-            elif isinstance(outcome, Refusal):
+        for item, outcome in zip(running.items, judged.outcomes, strict=True):
+            if isinstance(outcome, Refusal):
                 self._refused.append(Refused(item.cursor.sequence, item.cursor.epoch, outcome.reason, outcome.message))
                 drawn.append(Drawn(()))
             else:
@@ -184,7 +175,7 @@ class RoundPasses:
     def _timing(self, ran: Ran) -> Timing:
         cohort, orders = ran.running.cohort, ran.running.orders.values()
         forward_s = ran.judged.forward_ns * 1e-9
-        whose = (item.cursor.sequence for item in ran.running.items if item is not None)
+        whose = (item.cursor.sequence for item in ran.running.items)
         round_s = self._spans.ended(cohort, whose, ran.ended, forward_s)
         waited = max(each.came for each in orders) - min(each.sent for each in orders) if orders else 0.0
         draft_s = max((each.draft_s for each in orders), default=0.0)

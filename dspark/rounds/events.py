@@ -194,6 +194,7 @@ class PassRow(NamedTuple):
     epoch: int
     round: int
     committed_len: int
+    anchor: int
     order: int
     row: int
     prefix: int

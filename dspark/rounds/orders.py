@@ -46,7 +46,7 @@ class Orders:
         self._last = 0
 
     def owes(self, drafter: int) -> bool:
-        return any(order.drafter == drafter for order in self._owed.values())
+        return bool(self._owed) and any(order.drafter == drafter for order in self._owed.values())
 
     def send(self, drafter: int, asked: Sequence[tuple[SequenceState, Terms]], until: float) -> SendOrder:
         """One order for several sequences. Invariant R2: their terms are frozen here."""

@@ -83,9 +83,8 @@ class Passes:
         asked = []
         for each in rows:
             each.apply(PASS_BEGAN)
-            asked.append(
-                PassRow(each.number, each.epoch, each.round, each.committed_len, each.order, each.row, each.prefix)
-            )
+            at = (each.number, each.epoch, each.round, each.committed_len, each.anchor)
+            asked.append(PassRow(*at, each.order, each.row, each.prefix))
         return RunPass(self._last, asked)
 
     def rows(self, number: int) -> Sequence[SequenceState]:
