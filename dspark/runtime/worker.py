@@ -18,6 +18,7 @@ from dspark.errors import ConfigError, Overloaded, Unavailable
 from dspark.pages import Held
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
+from dspark.runtime.process import keep_freed_memory
 from dspark.runtime.security import Security
 from dspark.runtime.setting import check_settings
 from dspark.runtime.shell import Servicer, Shell, ShellProcess
@@ -217,6 +218,7 @@ async def start_worker(
 ) -> WorkerProcess[E]:
     """Serves what `load` gives, which runs on the device's thread: it may take minutes. passes: whether to have a
     thread for them."""
+    keep_freed_memory()
     shell = Shell(role, config, lambda: model or config.engine)
     device = DeviceWorker(name)
     threads, made = [device], None
