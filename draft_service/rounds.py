@@ -103,6 +103,7 @@ class Rounds:
     ) -> None:
         self._worker, self._engine, self._metrics = worker, worker.engine, worker.metrics
         self._drafting, self._keys, self._post, self._say, self._failed = drafting, keys, post, say, failed
+        self._rows_received = worker.metrics.feature_rows.labels(direction="received")
         self._owner = new_owner()
         self._inbox: deque[tuple[draft_pb2.RoundsCommand, int]] = deque()  # and their bytes
         self._backlog = Backlog()
@@ -309,9 +310,8 @@ class Rounds:
             here = Cursor(known[0], cursor.epoch, cursor.round, cursor.committed_len)
             able.append(DraftItem(here, anchor, cursor.committed_len - 1, known[1], slots))
             asked.append(able[-1])
-        received = sum(order.rows)
-        if received:
-            self._metrics.feature_rows.labels(direction="received").inc(received)
+        if order.token_ids:
+            self._rows_received.inc(len(order.token_ids))
         self._open += 1
         self._drafting.ask(self._owner, able, partial(self._drafted, order.number, asked))
 
