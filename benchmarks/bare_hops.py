@@ -19,6 +19,7 @@ import numpy as np
 
 from dspark.rounds.events import OrderRow
 from dspark.runtime.channel import sync_channel
+from dspark.runtime.process import keep_freed_memory
 from dspark.wire import orders
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 
@@ -68,6 +69,7 @@ def _blocks(number: int, sequences: int) -> draft_pb2.Blocks:
 
 def measure(sequences: int, width: int, rows: int, verify_s: float, draft_s: float, seconds: float) -> list[float]:
     """Seconds of each round. rows: what is committed of all sequences in one, and sent."""
+    keep_freed_memory()  # as workers do
     command = [sys.executable, "-m", "benchmarks.bare_hops", str(draft_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -106,6 +108,7 @@ def _measure(endpoint: str, sequences: int, width: int, rows: int, verify_s: flo
 
 
 def _serve(draft_s: float) -> None:
+    keep_freed_memory()
     server = grpc.server(ThreadPoolExecutor(2))
     draft_pb2_grpc.add_DraftServicer_to_server(BareDrafter(draft_s), server)  # type: ignore[no-untyped-call]
     print(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", flush=True)
