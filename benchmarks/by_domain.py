@@ -73,11 +73,14 @@ async def ask(client: AsyncClient, prompts: Sequence[Prompt], policy: str, strea
 
 
 async def in_turns(client: AsyncClient, prompts: Sequence[Prompt], streams: int, turns: int) -> dict[str, Spent]:
-    """Plain decoding and the default, the same prompts, so that a disturbance hits both alike; who begins changes."""
+    """Plain decoding and the default, the same prompts, one by one at one stream, so that a disturbance hits both
+    alike; who begins changes."""
     spent = {policy: Spent() for policy in ("off", DEFAULT)}
+    parts = [prompts] if streams > 1 else [[prompt] for prompt in prompts]
     for turn in range(turns):
-        for policy in list(spent)[:: -1 if turn % 2 else 1]:
-            await ask(client, prompts, policy, streams, spent[policy])
+        for part in parts:
+            for policy in list(spent)[:: -1 if turn % 2 else 1]:
+                await ask(client, part, policy, streams, spent[policy])
     return spent
 
 

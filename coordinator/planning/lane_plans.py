@@ -86,6 +86,8 @@ class LanePlans:
         if self._verify is not None and (self._planner is None or self.block > self._planner.block):
             cost = CostCorrector(self._verify, self._draft_s, RunningRatio(HOP_S))
             self._planner = Planner(cost, self.block, bypass=self._bypass)
+        elif self._planner is not None:
+            self._planner.renew()
         for member in self._members.values():
             member.own = self._terms(member)
 

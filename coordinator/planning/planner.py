@@ -31,6 +31,7 @@ EXPLORE = 0.004  # share of tokens that trying something may cost, by what is kn
 PLAINLY = 0.3  # of that, trying to go without drafts: what plain rounds take changes rarely
 MOST_EXPLORED = 0.25  # of plans
 RENEWED = 0.02  # plans and learned blocks over blocks in the window, from which on a lane is looked at anew
+CONTEXT_STEP = 128  # tokens of mean context from which on a lane is another one
 CURVE_POINTS = 40  # of the expected rate by slots verified, at most
 
 
@@ -203,6 +204,10 @@ class Planner:
             return self._plan(lane, other)
         return self._plan(lane, chosen)
 
+    def renew(self) -> None:
+        """What drafts take is another thing now: the next plan looks at the lane anew."""
+        self._known = None
+
     @property
     def home(self) -> tuple[int, int]:
         """(slots, cohorts) of what is thought best; single plans try something else."""
@@ -224,9 +229,10 @@ class Planner:
 
     def _renewed(self, lane: PlannedLane) -> tuple[_Option, list[_Option]]:
         """`_options`, not asked every time: on a small machine what plans take is missing where passes are computed."""
-        of = (tuple(lane.keys), lane.weight.tobytes(), lane.most_tokens, lane.cohorts, lane.others)
+        near = lane.context // CONTEXT_STEP
+        of = (tuple(lane.keys), lane.weight.tobytes(), near, lane.most_tokens, lane.cohorts, lane.others)
         self._news += 1
-        if self._known is None or self._news > RENEWED * self._blocks or of != self._known_of:
+        if self._known is None or self._news > RENEWED * min(self._blocks, WINDOW) or of != self._known_of:
             self._known, self._known_of, self._news = self._options(lane), of, 0
         return self._known
 

@@ -19,6 +19,7 @@ from dspark.model.checkpoint import LoadedTarget, load_target
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
 from dspark.model.family import Drafter
+from dspark.model.proposals import sureness
 from dspark.model.target import TargetTaps
 from dspark.model.weights_file import read_file
 from dspark.types import Block, Cursor, SamplingParams
@@ -123,9 +124,9 @@ def _drafted_problem(block: Block, case: Mapping[str, Tensor]) -> str | None:
     if list(block.token_ids) != wanted:
         why = f" ({block.empty_reason.name})" if block.empty_reason else ""
         return f"draft_token_ids: {list(block.token_ids)}{why} instead of {wanted}"
-    if "confidence_logits" not in case:
-        return None
-    logits = case["confidence_logits"][0].numpy()
+    # Where there is no head, a slot is as sure as of its likeliest token.
+    told = case["confidence_logits"][0] if "confidence_logits" in case else sureness(case["corrected_logits"][0])
+    logits = told.numpy()
     gap = abs(calibration_for(len(logits)).apply(logits, "greedy", "token") - block.confidence).max()
     return None if gap <= ABSOLUTE else f"confidence: off by {gap:.3g} after calibration"
 

@@ -74,7 +74,7 @@ def load_draft(folder: Path, lives: Sequence[int], target: Path | None) -> Any:
             measure_cost=False,
         )
     )
-    if engine.drafter.config.enable_confidence_head and not engine.calibrated:
+    if not engine.calibrated:
         raise CheckpointError(f"{folder / FILE_NAME}: was not loaded")
     spacers = range(FIRST_SPACER, FIRST_SPACER + pages // GAP)
     for spacer in spacers:

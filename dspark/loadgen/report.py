@@ -103,18 +103,23 @@ def machine() -> dict[str, str]:
     }
 
 
+def _pools(point: dict[str, Any]) -> str:
+    """Of a simulated point; of a measured one nobody knows."""
+    return f" {point['verifiers']}V {point['drafters']}D" if "verifiers" in point else ""
+
+
 def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
     """One line per series and pools, one point per load; `path` decides the format.
 
     Of simulated points also how busy the pools were.
     """
-    simulated = "verify_busy" in points[0]
+    simulated = all("verify_busy" in point for point in points)
     figure, (speed, budget, *busy) = panels(2 + simulated, (5.5, 4.2))
     closed = all(point["concurrency"] for point in points)
-    several = len({(point.get("verifiers"), point.get("drafters")) for point in points}) > 1
+    several = len({_pools(point) for point in points if _pools(point)}) > 1
     series: dict[str, list[dict[str, Any]]] = {}
     for point in points:
-        name = point["series"] + (f" {point['verifiers']}V {point['drafters']}D" if several else "")
+        name = point["series"] + (_pools(point) if several else "")
         series.setdefault(name, []).append(point)
     for name, own in series.items():
         loads = [point["concurrency"] or point["rate"] for point in own]

@@ -49,6 +49,8 @@ class FusedFeatures(Projection):
 
     def serve_rows(self) -> None:
         self._product = Product([self.fc])
+        if self._product.copied:  # nobody reads the first copy
+            self.fc.weight = nn.Parameter(self.fc.weight.new_empty(0), requires_grad=False)
 
     def project(self, features: Tensor) -> Tensor:
         features = features.to(self.fc.weight.dtype)

@@ -302,8 +302,11 @@ class BlockProposal:
 
     def confidence_logits(self, previous_ids: Tensor) -> Tensor:
         """previous_ids [n, k], anchors first -> [n, k]: the head's, or else how sure the slots' logits are."""
+        if self._sureness:
+            return torch.stack(self._sureness, dim=1)
         told = self._drafter.confidence_logits(self._hidden[:, : previous_ids.shape[1]], previous_ids)
-        return torch.stack(self._sureness, dim=1) if told is None else told
+        assert told is not None
+        return told
 
     @property
     def hidden(self) -> Tensor:

@@ -62,7 +62,8 @@ def main(argv: list[str] | None = None) -> int:
     began = time.monotonic()
     ended = run(chosen, jobs=args.jobs, until=None if args.long else began + args.budget)
     note(f"{time.monotonic() - began:.0f} s in all")
-    save(args.out / f"faults{'_long' if args.long else ''}.json", ended, sys.argv[1:] if argv is None else argv)
+    words = [*(["--long"] if args.long else ()), *(["--only", args.only] if args.only else ())]
+    save(args.out / f"faults{'_long' if args.long else ''}.json", ended, words)
     whole = all(each.status == 0 and len(each.rows) == each.entry.statements for each in ended)
     return 0 if whole else 1
 

@@ -352,6 +352,18 @@ RULES = [
             "compared[min(chosen, len(compared) - 1)]",
             WALKED,
         ),
+        (
+            "a lane that changed is planned for as it was",
+            "or of != self._known_of:",
+            "or False:",
+            ("tests/unit/planning/test_lane_plans.py",),
+        ),
+        (
+            "a lane is never looked at anew",
+            "self._news > RENEWED * min(self._blocks, WINDOW)",
+            "self._news > 1e9",
+            ("tests/unit/planning/test_lane_plans.py",),
+        ),
         ("no drafted slot is ever worth it", "rates[: most + 1].argmax()", "rates[:1].argmax()", WALKED),
         (
             "a walk forgets what is drafted anyhow",

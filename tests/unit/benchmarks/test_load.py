@@ -191,6 +191,12 @@ def test_plots_and_saved_runs_go_together(tmp_path: Path, kind: str) -> None:
     assert report.load(saved) == points
     report.draw(points, tmp_path / f"p.{kind}")
     assert (tmp_path / f"p.{kind}").stat().st_size > 1000
+    simulated = [
+        point | {"series": "y", "verifiers": n, "drafters": 1, "verify_busy": 0.5, "draft_busy": 0.1}
+        for n, point in enumerate(points, 1)
+    ]
+    report.draw([*simulated, *points], tmp_path / f"both.{kind}")  # a simulated run may stand beside a measured one
+    assert (tmp_path / f"both.{kind}").stat().st_size > 1000
     assert "2 users" in report.table(points)
     with pytest.raises(InvalidRequest, match="plot"):
         check(tmp_path / "p.jpg")

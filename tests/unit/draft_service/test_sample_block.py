@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -19,6 +20,9 @@ from dspark.decoding import moving
 from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.gumbel import times_of, winners
 from dspark.model.calibration import BUCKETS, IDENTITY, RULES, Calibration, SlotFit, calibration_to_json
+from dspark.model.checkpoint import load_drafter, save_drafter
+from dspark.model.config_file import read_drafter_config
+from dspark.model.families import fresh_drafter
 from dspark.model.family import ContextTokens, Entries
 from dspark.types import NO_Q, Block, Cursor, Rule, SamplingParams
 from tests.unit.model.tiny import FAMILIES, family_drafter
@@ -28,11 +32,23 @@ CURSOR = Cursor(1, 1, 1, ROWS + 1)
 
 
 DATA = Path(__file__).parents[2] / "data"
+HEADLESS = "a sequential head without a confidence head"
+WITHOUT: dict[str, Any] = {"enable_confidence_head": False, "confidence_head_with_markov": False}
 
 
 @pytest.fixture(params=["dspark_vanilla"])
-def engine(request: pytest.FixtureRequest) -> DraftEngine:
-    engine = DraftEngine.load(DraftConfig(drafter=str(DATA / request.param), context_tokens=4096))
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> DraftEngine:
+    folder = DATA / request.param
+    if request.param == HEADLESS:
+        folder = tmp_path / "headless"
+        shape = dataclasses.replace(read_drafter_config(DATA / "dspark_vanilla"), **WITHOUT)
+        whole = load_drafter(DATA / "dspark_vanilla").state_dict()
+        drafter = fresh_drafter(
+            shape, embedding=whole["embed_tokens.weight"], lm_head=whole["lm_head.weight"], generator=torch.Generator()
+        )
+        drafter.load_state_dict({name: whole[name] for name in drafter.state_dict()})
+        save_drafter(drafter, folder)
+    engine = DraftEngine.load(DraftConfig(drafter=str(folder), context_tokens=4096))
     engine.open(Cursor(1, 1, 0, ROWS), 200)
     engine.ingest(1, 1, 0, [0] * ROWS, torch.randn(ROWS, 64, generator=torch.Generator().manual_seed(1)))
     return engine
@@ -80,7 +96,7 @@ def test_large_cohorts_race_over_the_entries_they_would_have_sent(
     assert same > 15, "the noise is the same, and most of the mass is in the entries"
 
 
-@pytest.mark.parametrize("engine", ["dspark_vanilla", "eagle3"], indirect=True)
+@pytest.mark.parametrize("engine", ["dspark_vanilla", "eagle3", HEADLESS], indirect=True)
 def test_a_confidence_knows_the_tokens_before_its_slot_and_nothing_after(engine: DraftEngine) -> None:
     made = blocks(engine, *(SamplingParams(3.0, seed=seed) for seed in range(12)))
     differed = set()

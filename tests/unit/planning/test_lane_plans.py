@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,7 +12,7 @@ from rounds_of import COSTS, SIZES
 from coordinator.planning import lane_plans
 from coordinator.planning.cost import CostCorrector, CostCurve, RunningRatio
 from coordinator.planning.lane_plans import HOP_S, Applied, DrafterCost, LanePlans, differs
-from coordinator.planning.planner import Others, PlannedLane, Planner
+from coordinator.planning.planner import RENEWED, WINDOW, FinishedPass, Others, PlannedLane, Planner
 from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import Report, RoundReport
 from dspark.rounds.plan import Plan, PlanKind, Terms
@@ -246,3 +247,59 @@ def test_a_drafter_that_gets_nobody_takes_no_part_of_the_drafts() -> None:
             made.add(number, parse_policy("fixed:7"), 1.0, 0)
         expected.append(told(made).draft_s)
     assert expected[0] == expected[1] > expected[2]
+
+
+def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[PlannedLane] = []
+    options = Planner._options
+    monkeypatch.setattr(Planner, "_options", lambda self, lane: looked.append(lane) or options(self, lane))
+    planner = Planner(CostCorrector(GPU.curve(), GPU.draft_s, RunningRatio(HOP_S)), 7)
+    lane = PlannedLane([1, 2], ["d", "d"], np.ones(2), 500.0)
+
+    def looks(lane: PlannedLane, plans: int = 1) -> int:
+        before = len(looked)
+        for _ in range(plans):
+            planner.next(lane)
+        return len(looked) - before
+
+    for _ in range(3 * WINDOW):  # 1,000 at once are not forgotten more slowly
+        planner.learn(_drafted(2))
+    planner.learn(_drafted(1000))
+    looks(lane)
+    idle = int(RENEWED * WINDOW)
+    assert looks(lane, 5 * (idle + 1)) == 5
+    changes: list[dict[str, object]] = [
+        {"keys": ["d", "e"]},
+        {"weight": np.array([1.0, 2.0])},
+        {"context": 900.0},
+        {"most_tokens": 9},
+        {"cohorts": (1,)},
+        {"others": Others(1, 4.0, 3, 2.0, 1)},
+        {"sequences": [1, 2, 3], "keys": ["d"] * 3, "weight": np.ones(3)},
+    ]
+    for change in changes:
+        assert looks(dataclasses.replace(lane, **change)) == 1, change  # type: ignore[arg-type]
+        assert looks(lane) == 1
+        assert looks(lane) == 0
+    planner.learn(_drafted(idle))
+    assert looks(lane) == 1
+    planner.renew()
+    assert looks(lane) == 1
+
+
+def _drafted(count: int) -> FinishedPass:
+    """A pass of whole blocks that were promised and accepted alike."""
+    return FinishedPass(
+        ["d"] * count, np.full((count, 7), 0.5), np.full(count, 2), np.ones(count, np.int64), np.ones(count),
+        500.0, 3 * count, 0, 0.01, 0.015, 0.003,
+    )  # fmt: skip
+
+
+def test_other_drafters_make_a_lane_be_looked_at_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = plans()
+    made.add(1, parse_policy("adaptive"), 1.0, 0)
+    made.replan()
+    renewed: list[Planner] = []
+    monkeypatch.setattr(Planner, "renew", lambda self: renewed.append(self))
+    made.drafters([DrafterCost(7, DRAFT)] * 2)
+    assert len(renewed) == 1
