@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cores, ours
+from benchmarks import ours
 from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
 from benchmarks.peers.contestant import NOT_INSTALLED, Absent, Contestant
 from benchmarks.peers.llama_peer import LlamaCpp, write_f16
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     absent: dict[str, str] = {}
     streams = [int(count) for count in args.streams.split(",")]
     values: dict[int, dict[str, Any]] = {}
-    used = cores.pin()
+    used = _pinned()
     with ours.cell(pair, ours.settings(args)) as cell, cell.client() as client:
         ahead = [ours.Ours(client), ours.Ours(client, "off")]
         for start in _peers(args, pair, used, questions[DOMAINS[0]][0], absent):
@@ -83,6 +83,15 @@ def main(argv: list[str] | None = None) -> int:
         row = Row(f"B2 {count}", name, value, f"ids of {REFERENCE}", None if same is None else same == 1.0)
         code |= row.show(as_json=args.json)
     return code
+
+
+def _pinned(count: int = 2) -> tuple[int, ...]:
+    """Keeps this process and all it starts, client included, on the first cores it may use; returns those."""
+    allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) < count:
+        raise SystemExit(f"{count} CPU cores are needed, {len(allowed)} may be used")
+    os.sched_setaffinity(0, allowed[:count])
+    return tuple(allowed[:count])
 
 
 def _merge(value: dict[str, Any], more: Mapping[str, Mapping[str, Any]]) -> None:
