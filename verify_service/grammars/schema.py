@@ -27,7 +27,14 @@ _UNKEPT = (
 )
 _BRANCHES = ("anyOf", "oneOf", "allOf", "$ref")  # the compiler looks at nothing beside one of these
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "propertyNames", "additionalItems")
+_SINGLE = (
+    "items",
+    "additionalProperties",
+    "unevaluatedProperties",
+    "propertyNames",
+    "additionalItems",
+    "unevaluatedItems",
+)
 # Conditions that the compiler looks at where it knows of which type the value is.
 _OF_TYPES = {"minLength", "maxLength", "pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 _OF_TYPES |= {"multipleOf", "minItems", "maxItems", "minProperties", "maxProperties", "patternProperties"}
@@ -107,7 +114,7 @@ def _find(root: Any) -> Iterator[tuple[str, str]]:
         if not isinstance(schema, dict):
             continue
         yield from ((where, f"{name} is not supported") for name in _UNKEPT if schema.get(name) not in (None, False))
-        yield from ((where, problem) for check in (_beside, _listed, _untyped, _escaped) for problem in check(schema))
+        yield from ((where, problem) for check in _CHECKS for problem in check(schema))
         declared = schema.get("properties")
         if isinstance(schema.get("required"), list):
             known = declared if isinstance(declared, dict) else {}
@@ -172,6 +179,16 @@ def _character(piece: str) -> str:
     if code is not None:
         return chr(min(int(code[1] or code[2], 16), sys.maxunicode))
     return "\n" if len(piece) > 1 and piece[1] in "nrtfv0c" else piece[-1]
+
+
+def _named(schema: dict[str, Any]) -> Iterator[str]:
+    """The compiler takes all keys that fit their names, whatever else is said of them."""
+    for name in ("additionalProperties", "unevaluatedProperties"):
+        if "propertyNames" in schema and schema.get(name, True) is not True:
+            yield f"{name} beside propertyNames is not supported"
+
+
+_CHECKS = (_beside, _listed, _untyped, _escaped, _named)
 
 
 def _number(value: Any) -> bool:

@@ -173,6 +173,8 @@ def test_what_cannot_be_compiled_is_refused_and_the_next_one_is_served(name: str
         *(({"type": "string", "pattern": f"^a{each}+$"}, "which JSON escapes") for each in QUOTED),
         ({"type": "object", "patternProperties": {'a"b': {}}}, "which JSON escapes"),
         ({"type": "object", "properties": {"a": {"type": "string", "pattern": '"'}}}, "/properties/a: pattern with"),
+        ({"propertyNames": {"maxLength": 2, "type": "string"}, "additionalProperties": False}, "beside propertyNames"),
+        ({"type": "array", "unevaluatedItems": {"not": {"type": "string"}}}, "/unevaluatedItems: not"),
         ({"$ref": "#"}, "ever ends"),
         ({"$defs": {"n": NODE}, "$ref": "#/$defs/n"}, "ever ends"),
         ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "ever ends"),
