@@ -30,7 +30,8 @@ STAYS = 1.01  # by which another plan has to be better than the one in force
 EXPLORE = 0.004  # share of tokens that trying something may cost, by what is known
 PLAINLY = 0.3  # of that, trying to go without drafts: what plain rounds take changes rarely
 MOST_EXPLORED = 0.25  # of plans
-RENEWED = 0.02  # plans and learned blocks over blocks in the window, from which on a lane is looked at anew
+RENEWED = 0.02  # learned blocks over blocks in the window, from which on a lane is looked at anew
+PLAN = 1 / 16  # of a block, that every plan counts: what rounds take is learned too, and slowly
 CONTEXT_STEP = 128  # tokens of mean context from which on a lane is another one
 CURVE_POINTS = 40  # of the expected rate by slots verified, at most
 
@@ -149,7 +150,7 @@ class Planner:
         self._lane: PlannedLane | None = None  # as of the last plan
         self._known: tuple[_Option, list[_Option]] | None = None  # what could be done, of the lane as it was then
         self._known_of: tuple[object, ...] = ()
-        self._news = 0  # plans and blocks since
+        self._news = 0.0  # blocks since, and parts of one for plans
 
     def learn(self, done: FinishedPass) -> None:
         count, width = done.confidence.shape
@@ -231,7 +232,7 @@ class Planner:
         """`_options`, not asked every time: on a small machine what plans take is missing where passes are computed."""
         near = lane.context // CONTEXT_STEP
         of = (tuple(lane.keys), lane.weight.tobytes(), near, lane.most_tokens, lane.cohorts, lane.others)
-        self._news += 1
+        self._news += PLAN
         if self._known is None or self._news > RENEWED * min(self._blocks, WINDOW) or of != self._known_of:
             self._known, self._known_of, self._news = self._options(lane), of, 0
         return self._known

@@ -36,6 +36,8 @@ from verify_service.grammars.matcher import SLOW_S
 from verify_service.grammars.readings import MOST, ways
 from verify_service.grammars.schema import expressions_of, grammars_of, patterns_of, schemas_of, unkept
 
+_LOOSE, _TIGHT = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\\r\n]"  # characters of a text, as the compiler writes them
+GRACE_S = 0.1  # a child that is about to end may do so by itself
 AMBIGUOUS = "it repeats repetitions with nothing between them: a text may be read in too many ways"
 MEMORY = 1 << 30  # address space of a child
 MAX_BYTES = 16 << 20  # of a compiled grammar
@@ -97,7 +99,7 @@ def _child(compiler: Any, answer: socket.socket) -> None:
         answer.sendall(b".")
         cpu_s, wall_s, constraint = _received(answer)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        signal.setitimer(signal.ITIMER_REAL, 2 * wall_s)  # by then nobody waits for it
+        signal.setitimer(signal.ITIMER_REAL, wall_s + GRACE_S)  # nobody waits for it then
         answer.sendall(_answered(compiler, constraint))
         answer.close()  # to end takes a while, with much memory to give back
     finally:
@@ -218,10 +220,13 @@ def refuse_unkept(constraint: Constraint) -> None:
 
 def compiled(compiler: Any, constraint: Constraint) -> Any:
     """Raises whatever says why not."""
+    import xgrammar
+
     text = constraint.text
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
-            return compiler.compile_json_schema(text, max_whitespace_cnt=SPACES)
+            made = xgrammar.Grammar.from_json_schema(text, max_whitespace_cnt=SPACES)
+            return compiler.compile_grammar(_without_controls(made))
         case ConstraintKind.JSON_OBJECT:
             return compiler.compile_json_schema('{"type":"object"}', strict_mode=False, max_whitespace_cnt=SPACES)
         case ConstraintKind.REGEX:
@@ -231,7 +236,16 @@ def compiled(compiler: Any, constraint: Constraint) -> Any:
         case ConstraintKind.CHOICE:
             return compiler.compile_grammar("root ::= " + " | ".join(map(_string, json.loads(text))))
         case ConstraintKind.STRUCTURAL_TAG:
-            return compiler.compile_structural_tag(json.dumps(_with_lines(json.loads(text))))
+            made = xgrammar.Grammar.from_structural_tag(json.dumps(_with_lines(json.loads(text))))
+            return compiler.compile_grammar(_without_controls(made))
+
+
+def _without_controls(made: Any) -> Any:
+    """A grammar whose texts of a bounded length take no control characters: JSON has none, the compiler's own do."""
+    import xgrammar
+
+    written = str(made)
+    return xgrammar.Grammar.from_ebnf(written.replace(_LOOSE, _TIGHT)) if _LOOSE in written else made
 
 
 def _with_lines(tag: Any) -> Any:

@@ -74,6 +74,10 @@ def tagged(expression: str) -> str:
     return json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
 
 
+SHORT = {"type": "json_schema", "json_schema": {"type": "string", "maxLength": 2}}
+LENGTH_IN_TAG = json.dumps({"type": "structural_tag", "format": SHORT})
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "good", "bad"),
     [
@@ -93,6 +97,11 @@ def tagged(expression: str) -> str:
             "{}",
         ),
         (KIND.JSON_SCHEMA, '{"type":"string","minLength":2,"maxLength":3}', '"äß"', '"ä"'),
+        (KIND.JSON_SCHEMA, '{"type":"string","maxLength":3}', '"a b"', '"a\tb"'),
+        (KIND.JSON_SCHEMA, '{"type":["string","null"],"minLength":1}', '"ab"', '"\x01"'),
+        (KIND.JSON_SCHEMA, '{"type":["string","null"],"minLength":1}', "null", '""'),
+        (KIND.JSON_SCHEMA, '{"$ref":"#/$defs/a","$defs":{"a":{"type":"string","maxLength":2}}}', '"ß"', '"\t"'),
+        (KIND.STRUCTURAL_TAG, LENGTH_IN_TAG, '"ab"', '"\t"'),
         (KIND.STRUCTURAL_TAG, '{"type":"structural_tag","format":{"type":"const_string","value":"hi"}}', "hi", "ho"),
     ],
 )

@@ -12,7 +12,7 @@ from rounds_of import COSTS, SIZES
 from coordinator.planning import lane_plans
 from coordinator.planning.cost import CostCorrector, CostCurve, RunningRatio
 from coordinator.planning.lane_plans import HOP_S, Applied, DrafterCost, LanePlans, differs
-from coordinator.planning.planner import RENEWED, WINDOW, FinishedPass, Others, PlannedLane, Planner
+from coordinator.planning.planner import PLAN, RENEWED, WINDOW, FinishedPass, Others, PlannedLane, Planner
 from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import Report, RoundReport
 from dspark.rounds.plan import Plan, PlanKind, Terms
@@ -266,8 +266,8 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(monkeypatch: pyt
         planner.learn(_drafted(2))
     planner.learn(_drafted(1000))
     looks(lane)
-    idle = int(RENEWED * WINDOW)
-    assert looks(lane, 5 * (idle + 1)) == 5
+    enough = int(RENEWED * WINDOW) + 1
+    assert looks(lane, 5 * (int(RENEWED * WINDOW / PLAN) + 1)) == 5
     changes: list[dict[str, object]] = [
         {"keys": ["d", "e"]},
         {"weight": np.array([1.0, 2.0])},
@@ -281,7 +281,7 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(monkeypatch: pyt
         assert looks(dataclasses.replace(lane, **change)) == 1, change  # type: ignore[arg-type]
         assert looks(lane) == 1
         assert looks(lane) == 0
-    planner.learn(_drafted(idle))
+    planner.learn(_drafted(enough))
     assert looks(lane) == 1
     planner.renew()
     assert looks(lane) == 1
