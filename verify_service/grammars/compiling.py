@@ -36,7 +36,10 @@ from verify_service.grammars.matcher import SLOW_S
 from verify_service.grammars.readings import MOST, ways
 from verify_service.grammars.schema import expressions_of, grammars_of, patterns_of, schemas_of, unkept
 
-_LOOSE, _TIGHT = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\\r\n]"  # characters of a text, as the compiler writes them
+# A class of characters as the compiler writes it: kind, length, negated, first and last of each range. What a text of a
+# bounded length is made of: all but quotes, backslashes and ends of lines, and the same without control characters.
+_LOOSE = [1, 9, 1, 34, 34, 92, 92, 13, 13, 10, 10]
+_TIGHT = [1, 9, 1, 0, 31, 34, 34, 92, 92, 92, 92]
 GRACE_S = 0.1  # a child that is about to end may do so by itself
 AMBIGUOUS = "it repeats repetitions with nothing between them: a text may be read in too many ways"
 MEMORY = 1 << 30  # address space of a child
@@ -244,8 +247,12 @@ def _without_controls(made: Any) -> Any:
     """A grammar whose texts of a bounded length take no control characters: JSON has none, the compiler's own do."""
     import xgrammar
 
-    written = str(made)
-    return xgrammar.Grammar.from_ebnf(written.replace(_LOOSE, _TIGHT)) if _LOOSE in written else made
+    told = json.loads(made.serialize_json())
+    numbers, size = told["grammar_expr_data"], len(_LOOSE)
+    found = [at for at in told["grammar_expr_indptr"] if numbers[at : at + size] == _LOOSE]
+    for at in found:
+        numbers[at : at + size] = _TIGHT
+    return xgrammar.Grammar.deserialize_json(json.dumps(told)) if found else made
 
 
 def _with_lines(tag: Any) -> Any:
