@@ -179,6 +179,7 @@ class DraftEngine(DraftEngineCore):
                 vocab_size=self.drafter.config.vocab_size,
                 entries=self.q_entries,
                 shapers=self._shapers(items),
+                masks=[item.mask for item in items],
             )
         blocks = []
         for row, (item, own) in enumerate(zip(items, wanted, strict=True)):

@@ -25,6 +25,7 @@ class DraftItem(NamedTuple):
     features_through: int
     params: SamplingParams
     max_slots: int = 0  # 0 means a full block
+    mask: bytes = b""  # what may come in the first slot, see `first_masked`; empty: anything
 
 
 class Rows(NamedTuple):

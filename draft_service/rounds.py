@@ -49,6 +49,8 @@ BOUNDS = Bounds(
                 8: ("order.rows", _COLUMN),
                 9: ("order.token_ids", 5 * orders.MAX_FEATURE_ROWS),
                 10: ("order.features", MAX_MESSAGE),
+                11: ("order.mask_bytes", _COLUMN),
+                12: ("order.masks", orders.MAX_MASKS),
             }
         ),
         5: Bounds({2: ("rows.features", MAX_MESSAGE)}),
@@ -302,13 +304,13 @@ class Rounds:
         asked: list[DraftItem | Block] = []
         able: list[DraftItem] = []
         cursors = map(Cursor, order.sequences, order.epochs, order.rounds, order.committed_lens)
-        for cursor, anchor, slots in zip(cursors, order.anchors, order.slots, strict=True):
+        for cursor, anchor, slots, mask in zip(cursors, order.anchors, order.slots, order.masks, strict=True):
             known = self._sequences.get(cursor[:2])
             if known is None:
                 asked.append(Block(cursor, empty_reason=EmptyReason.UNKNOWN_SEQUENCE))
                 continue
             here = Cursor(known[0], cursor.epoch, cursor.round, cursor.committed_len)
-            able.append(DraftItem(here, anchor, cursor.committed_len - 1, known[1], slots))
+            able.append(DraftItem(here, anchor, cursor.committed_len - 1, known[1], slots, mask))
             asked.append(able[-1])
         if order.token_ids:
             self._rows_received.inc(len(order.token_ids))

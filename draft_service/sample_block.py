@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.drafting import DraftNoise
+from dspark.decoding.masking import first_masked
 from dspark.decoding.moving import fetched_together
 from dspark.decoding.sampling import SamplingColumns, draft_distribution, largest
 from dspark.decoding.shaping import Shaper, shaped_last
@@ -49,6 +50,7 @@ def sample_block(
     vocab_size: int,
     entries: int,
     shapers: Sequence[Shaper | None] | None = None,  # [n], have counted what comes before the anchors
+    masks: Sequence[bytes] = (),  # [n] of first slots, see `first_masked`; or none
     waits: bool | None = None,
 ) -> SampledBlock:
     """Draws k tokens for each of n sequences. Without waits, as on a card, only the end of it waits for the device."""
@@ -61,6 +63,8 @@ def sample_block(
     probs: list[Tensor] = []
     for slot in range(slots):
         logits = proposal.step(previous[-1])
+        if slot == 0 and any(masks):
+            logits = first_masked(logits, masks)
         if shapers is not None:
             said = torch.stack(previous, dim=1).tolist()
             logits = shaped_last(logits, zip(said, shapers, strict=True))

@@ -139,6 +139,20 @@ class EngineCore:
         """Rows that travel with an order, in one piece."""
         return self._holdings.kept_rows(asked)
 
+    def first_masks(self, asked: Sequence[OrderRow]) -> list[bytes]:
+        """What the form of each answer lets come next, or nothing at all."""
+        masks = [self._first_mask(row.sequence, row.epoch) for row in asked]
+        return masks if any(masks) else []
+
+    def _first_mask(self, sequence: int, epoch: int) -> bytes:
+        state = self._holdings.states.get(sequence)
+        if state is None or state.epoch != epoch or state.matcher is None or state.matcher.too_slow:
+            return b""
+        try:
+            return state.matcher.masks(())[:1].tobytes()
+        except Exception:  # its next pass meets the same, and says so
+            return b""
+
     def features(self, cursor: Cursor, start: int) -> FeatureRun | Refusal:
         """Kept rows of positions start .. committed_len - 2, to fill a drafter with."""
         state = self._holdings.states.get(cursor.sequence)

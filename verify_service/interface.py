@@ -232,6 +232,9 @@ class VerifyEnginePort(Protocol):
     def kept_rows(self, asked: Sequence[OrderRow]) -> KeptRows:
         """Those that travel with an order, in one piece."""
 
+    def first_masks(self, asked: Sequence[OrderRow]) -> list[bytes]:
+        """What the form of each answer lets come next, see `first_masked`; nothing where nobody has a form."""
+
     def release(self, sequence: int, epoch: int) -> bool: ...
 
     def release_owner(self, owner: int) -> int: ...

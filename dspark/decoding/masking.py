@@ -67,6 +67,25 @@ def mask(logits: Tensor, parts: Sequence[tuple[int, Masks]]) -> None:
     logits[index] = torch.where(allowed, logits[index], -torch.inf)
 
 
+@torch.inference_mode()
+def first_masked(logits: Tensor, masks: Sequence[bytes]) -> Tensor:
+    """Logits [n, V] of first slots, with minus infinity where a form forbids a token that would be drafted in vain.
+
+    masks: [n], bit v % 8 of byte v // 8 for token v, tokens beyond it may not come; an empty one forbids nothing. Where
+    no token would be left, as with a vocabulary that is not the target's whole one, a row stays as it is.
+    """
+    rows = [row for row, each in enumerate(masks) if each]
+    words = np.zeros((len(rows), -(-logits.shape[-1] // 32)), np.int32)
+    for place, row in enumerate(rows):
+        own = np.frombuffer(masks[row], "<i4")[: words.shape[1]]
+        words[place, : len(own)] = own
+    index = torch.tensor(rows, device=logits.device)
+    free = logits[index]
+    left = torch.where(bits(words, logits.shape[-1], logits.device), free, -torch.inf)
+    some = (left > -torch.inf).any(dim=-1, keepdim=True)
+    return logits.index_copy(0, index, torch.where(some, left, free))
+
+
 def bits(masks: Masks, vocab: int, device: torch.device | str = "cpu") -> Tensor:
     """masks [r, W] -> whether each token may come: [r, V] bool."""
     if torch.device(device).type == "cpu":

@@ -6,18 +6,20 @@ Columns, and whatever does not fit breaks the protocol: PeerError names the fiel
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from operator import ge
 from typing import Any, NamedTuple
 
 from dspark.errors import PeerError
 from dspark.rounds.events import OrderRow
-from dspark.wire.cohorts import MAX_ROWS, MAX_SLOTS, fit
+from dspark.wire.cohorts import MAX_ROWS, MAX_SLOTS, bounds, fit
 from dspark.wire.v1 import draft_pb2
 
 # Fields of the message, in the order of those of an `OrderRow`, whose last one is told by the number of rows.
 _COLUMNS = ("sequence", "epoch", "round", "committed_len", "anchors", "slots")
 PART = 256 << 10  # bytes of rows in one message, unless one row has more
 MAX_FEATURE_ROWS = 1 << 16  # of one order
+MAX_MASKS = 16 << 20  # bytes of all masks of one order
 
 
 class PackedRows(NamedTuple):
@@ -41,6 +43,7 @@ class Order(NamedTuple):
     slots: list[int]
     rows: list[int]  # feature rows that come along, the last at position committed_len - 2
     token_ids: list[int]  # of all those rows
+    masks: list[bytes]  # what may come in the first slot, see `first_masked`; empty: anything
 
 
 def write_order(
@@ -49,14 +52,17 @@ def write_order(
     rows: Sequence[int],
     token_ids: Sequence[int],
     features: PackedRows | None,
+    masks: Sequence[bytes] = (),
 ) -> Iterator[draft_pb2.RoundsCommand]:
-    """The order, and messages with the rows that do not fit into it. features: all of `rows`.
+    """The order, and messages with the rows that do not fit into it. features: all of `rows`. masks: of each, or none.
 
     Built from plain values: a message that is put into another one is copied, rows and all.
     """
     first, *rest = _parts(features)
     columns = dict(zip(_COLUMNS, zip(*asked, strict=True), strict=False))
     order: dict[str, Any] = {"order": number, **columns, "rows": rows, "token_ids": token_ids, "features": first}
+    if masks and sum(map(len, masks)) <= MAX_MASKS:
+        order |= {"mask_bytes": list(map(len, masks)), "masks": b"".join(masks)}
     yield draft_pb2.RoundsCommand(order=order)
     for part in rest:
         yield draft_pb2.RoundsCommand(rows={"order": number, "features": part})
@@ -99,7 +105,12 @@ def read_order(message: draft_pb2.Order) -> Order:
     fit(total, of="order.", token_ids=message.token_ids)
     if message.HasField("features") != (total > 0):
         raise PeerError(f"order.features: {'absent' if total else 'there'}, with {total} rows")
+    sizes = message.mask_bytes[:] or [0] * count
+    fit(count, of="order.", mask_bytes=sizes)
+    if sum(sizes) != len(message.masks) or any(size % 4 for size in sizes):
+        raise PeerError(f"order.masks: {len(message.masks)} bytes, expected {sum(sizes)} in words of 4")
+    masks = [message.masks[first:last] for first, last in pairwise(bounds(sizes))] if message.masks else [b""] * count
     sequences = message.sequence[:]
     if len(set(sequences)) < count:
         raise PeerError("order.sequence: one comes twice")
-    return Order(message.order, sequences, epochs, rounds, lengths, anchors, slots, rows, message.token_ids[:])
+    return Order(message.order, sequences, epochs, rounds, lengths, anchors, slots, rows, message.token_ids[:], masks)

@@ -9,6 +9,7 @@ LAW = (f"{G}test_exact_masks.py::test_what_is_emitted_follows_the_masked_law_exa
 SAYS = (f"{G}test_exact_masks.py::test_the_coupled_rule_says_what_plain_decoding_says_whatever_is_drafted",)
 MOVED = (f"{G}test_moved_answers.py",)
 SHAPES = ("tests/unit/decoding/test_shaping.py",)
+FIRST = ("tests/unit/draft_service/test_sample_block.py",)
 SCHEMA = (f"{G}test_grammars.py",)
 
 GRAMMARS = [
@@ -22,6 +23,7 @@ GRAMMARS = [
             "fill_next_token_bitmask(made, min(filled + 1, len(drafted)))",
             LAW,
         ),
+        ("what came next is still to come", "        self._first = None\n        with", "        with", (*LAW, *SAYS)),
         ("an answer ends anywhere", "if not made[filled].any():", "if True:", LAW),
     ),
     *in_file(
@@ -70,6 +72,21 @@ GRAMMARS = [
     *in_file(
         "dspark/decoding/shaping.py",
         ("min_tokens leaves nothing that may come", "torch.where(nothing, ends, flat[index])", "flat[index]", SHAPES),
+    ),
+    *in_file(
+        "draft_service/sample_block.py",
+        ("a mask is of every slot", "if slot == 0 and any(masks)", "if any(masks)", FIRST),
+        ("the first slot is drawn freely", "if slot == 0 and any(masks)", "if slot < 0", FIRST),
+    ),
+    *in_file(
+        "dspark/decoding/masking.py",
+        (
+            "a mask is another sequence's",
+            "logits.index_copy(0, index, torch",
+            "logits.index_copy(0, index * 0, torch",
+            FIRST,
+        ),
+        ("a form leaves nothing to draft", "torch.where(some, left, free)", "left", FIRST),
     ),
     *in_file(
         "verify_service/grammars/grammars.py",

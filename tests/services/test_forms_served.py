@@ -218,6 +218,9 @@ def test_the_live_page_tells_what_forms_did_to_every_token_and_draft(cell: HttpC
     fates = [(place == told["accepted"], slot["fate"]) for told in rounds for place, slot in enumerate(told["slots"])]
     assert (True, "forbidden") in fates, "no drafter expects this"
     assert (False, "forbidden") not in fates
+    assert all(told["slots"][0]["fate"] != "forbidden" for told in rounds if told["slots"]), (
+        "it was drafted by the form"
+    )
     check("".join(token["text"] for token in tokens_of(shown(cell, json.dumps(SCHEMA)))))
 
 

@@ -299,9 +299,9 @@ async def test_who_is_not_meant_or_understands_other_rows_ends_the_stream(
 def _order(**changes: Any) -> draft_pb2.RoundsCommand:
     (message,) = written(1, row(1, 10))
     for name, value in changes.items():
-        field = getattr(message.order, name) if name != "order" else None
-        if field is None:
-            message.order.order = value
+        field = getattr(message.order, name)
+        if isinstance(value, int | bytes):
+            setattr(message.order, name, value)
         else:
             del field[:]
             field.extend(value)
@@ -329,6 +329,9 @@ HOSTILE = {
     "order.slots": _order(slots=[0]),
     "order.rows": _order(rows=[10]),
     "order.token_ids": _order(token_ids=[1] * 8),
+    "order.mask_bytes": _order(mask_bytes=[4, 4], masks=bytes(8)),
+    "order.masks": _order(mask_bytes=[3], masks=bytes(3)),
+    "order.masks: 8": _order(mask_bytes=[4], masks=bytes(8)),
     "rows.dtype": _features(dtype="int8"),
     "rows.shape": _features(shape=[9, WIDTH + 1]),
     "rows.data": _features(data=b"x"),

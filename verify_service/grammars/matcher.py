@@ -37,6 +37,7 @@ class GrammarMatcher:
         self._ends = np.zeros(self._words, np.int32)
         for token in stop_ids:
             self._ends.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
+        self._first: Masks | None = None  # what may come next, as told last: an order asks, and then its pass
         self._over = False  # behind a token that ends the answer
         self._slow = 0.0  # calls that are not made good
         self.too_slow = False
@@ -48,6 +49,7 @@ class GrammarMatcher:
 
     def accept(self, tokens: Sequence[int]) -> None:
         """See `Matcher`. Raises ValueError for a token that may not come."""
+        self._first = None
         with self._bounded(LONGEST_S) as until:
             for token in tokens:
                 if self._over or self._matcher.is_terminated() or time.thread_time() > until:
@@ -74,9 +76,12 @@ class GrammarMatcher:
         filled = taken = 0
         try:
             while not (self._over or self._matcher.is_terminated()):
-                self._matcher.fill_next_token_bitmask(made, filled)
-                if not made[filled].any():
-                    made[filled] = self._ends
+                if filled or self._first is None:
+                    self._matcher.fill_next_token_bitmask(made, filled)
+                    if not made[filled].any():
+                        made[filled] = self._ends
+                else:
+                    made[0] = self._first
                 filled += 1
                 if filled > len(drafted) or not self._matcher.accept_token(drafted[taken]):
                     break
@@ -86,4 +91,6 @@ class GrammarMatcher:
         finally:
             if taken:
                 self._matcher.rollback(taken)
+        if filled and self._first is None:
+            self._first = made[0].copy()
         return made[:filled]

@@ -148,7 +148,7 @@ class KeepContexts(_message.Message):
     def __init__(self, sequences: _Optional[_Iterable[_Union[_types_pb2.SequenceRef, _Mapping]]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("order", "sequence", "epoch", "round", "committed_len", "anchors", "slots", "rows", "token_ids", "features")
+    __slots__ = ("order", "sequence", "epoch", "round", "committed_len", "anchors", "slots", "rows", "token_ids", "features", "mask_bytes", "masks")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +159,8 @@ class Order(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    MASK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MASKS_FIELD_NUMBER: _ClassVar[int]
     order: int
     sequence: _containers.RepeatedScalarFieldContainer[int]
     epoch: _containers.RepeatedScalarFieldContainer[int]
@@ -169,7 +171,9 @@ class Order(_message.Message):
     rows: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     features: _types_pb2.TensorChunk
-    def __init__(self, order: _Optional[int] = ..., sequence: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., round: _Optional[_Iterable[int]] = ..., committed_len: _Optional[_Iterable[int]] = ..., anchors: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., features: _Optional[_Union[_types_pb2.TensorChunk, _Mapping]] = ...) -> None: ...
+    mask_bytes: _containers.RepeatedScalarFieldContainer[int]
+    masks: bytes
+    def __init__(self, order: _Optional[int] = ..., sequence: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., round: _Optional[_Iterable[int]] = ..., committed_len: _Optional[_Iterable[int]] = ..., anchors: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., features: _Optional[_Union[_types_pb2.TensorChunk, _Mapping]] = ..., mask_bytes: _Optional[_Iterable[int]] = ..., masks: _Optional[bytes] = ...) -> None: ...
 
 class OrderRows(_message.Message):
     __slots__ = ("order", "features")

@@ -148,6 +148,46 @@ def cohort(engine: DraftEngine, all_params: list[SamplingParams], *, waits: bool
     return sample_block(proposal, engine._calibration, anchors, all_params, [CURSOR] * len(all_params), **told)
 
 
+def mask_of(*allowed: int, size: int = 16) -> bytes:
+    bits = np.zeros(8 * size, np.uint8)
+    bits[list(allowed)] = 1
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+@pytest.mark.parametrize("params", ALL)
+@pytest.mark.parametrize(
+    ("mask", "allowed"),
+    [(mask_of(3, 40, 127), {3, 40, 127}), (mask_of(5, size=4), {5}), (mask_of(7, 300, size=64), {7})],
+    ids=["whole", "short", "long"],
+)
+def test_a_first_slot_is_drawn_from_what_its_form_lets_come_and_that_is_sent(
+    engine: DraftEngine, params: SamplingParams, mask: bytes, allowed: set[int]
+) -> None:
+    """Its neighbours draw as they do without it."""
+    asked = DraftItem(CURSOR, 7, ROWS, params)
+    free, _ = engine.draft([asked, asked])
+    beside, found = engine.draft([asked, asked._replace(mask=mask)])
+    assert beside == free
+    assert found.token_ids[0] in allowed
+    assert len(found.token_ids) == len(free.token_ids)
+    assert not set(found.token_ids[1:]) <= allowed
+    if params.rule is Rule.COUPLED:
+        return
+    ids, probs = found.q.arrays()
+    sent = dict(zip(ids[0].tolist(), probs[0].tolist(), strict=True))
+    assert {token for token, share in sent.items() if share > 0.0} <= allowed
+    if params == ALL[1]:
+        logits = engine.propose([asked], 7)[0].step(torch.tensor([7]))[0].double() / params.temperature
+        chances = torch.softmax(logits[sorted(allowed)], dim=-1).tolist()
+        assert [sent[token] for token in sorted(allowed)] == pytest.approx(chances, rel=1e-5)
+
+
+def test_a_form_that_leaves_nothing_of_a_vocabulary_is_let_be(engine: DraftEngine) -> None:
+    for params in ALL:
+        asked = DraftItem(CURSOR, 7, ROWS, params)
+        assert engine.draft([asked._replace(mask=mask_of())]) == engine.draft([asked])
+
+
 @pytest.mark.parametrize("all_params", [ALL, ALL[:1], ALL[1:4], [*ALL[:1], *ALL[4:]]])
 def test_what_is_drawn_without_a_look_is_what_is_drawn_with_one(
     engine: DraftEngine, all_params: list[SamplingParams], monkeypatch: pytest.MonkeyPatch
@@ -191,5 +231,6 @@ def test_a_block_is_waited_for_once(family: Any, count: int, monkeypatch: pytest
         )
         told = {"slots": 4, "vocab_size": drafter.config.vocab_size, "entries": 8}
         fetched.clear()
-        sample_block(proposal, IDENTITY, anchors, all_params, [CURSOR] * count, **told)
+        masks = [mask_of(3), *[b""] * (count - 1)]
+        sample_block(proposal, IDENTITY, anchors, all_params, [CURSOR] * count, masks=masks, **told)
         assert fetched == [1]

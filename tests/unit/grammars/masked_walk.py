@@ -22,7 +22,7 @@ from torch import Tensor
 from dspark.decoding import block_rule
 from dspark.decoding.acceptance import accept_probability, residual
 from dspark.decoding.case import PackedCase
-from dspark.decoding.masking import bits
+from dspark.decoding.masking import bits, first_masked
 from dspark.decoding.sampling import SamplingColumns, distribution, draft_distribution
 from dspark.decoding.slots import Slots
 from dspark.rounds.plan import PlanKind, Terms, prefixes
@@ -129,6 +129,7 @@ class Round:
             1, 1, 0, self.params, 1, 64, False, token_ids=list(tokens), cached=len(tokens) - 1, anchored=True
         )
         state.matcher = moved(matcher)
+        state.matcher.masks(())  # which travels with the order
         self._holdings.states[1] = state
         assert self._holdings.grow_within(state, len(tokens), len(block)) == len(block)
         self._sampler = sampler
@@ -182,19 +183,19 @@ def plain(name: str, params: SamplingParams) -> dict[Tokens, float]:
 
 
 class Drafting:
-    """How blocks are drawn, and what is sent of it."""
+    """How blocks are drawn, and what is sent of it. masks: slots whose draft is masked, from the first on."""
 
-    def __init__(self, masks: bool, sends_unmasked: bool = False) -> None:
+    def __init__(self, masks: int, sends_unmasked: bool = False) -> None:
         self.masks, self.sends_unmasked = masks, sends_unmasked
 
-    def row(self, params: SamplingParams, name: str, answer: Tokens, drafted: Tokens, masks: bool) -> tuple[Any, Any]:
+    def row(self, params: SamplingParams, name: str, answer: Tokens, drafted: Tokens, masks: int) -> tuple[Any, Any]:
         """ids and probabilities [K] float32 of the slot behind these."""
         logits = DRAFT[[[*PROMPT, *answer, *drafted][-1]]]
-        if masks:
+        if len(drafted) < masks:
             matcher = matcher_at(name, answer)
             made = matcher.masks(drafted)
             if len(made) == len(drafted) + 1:
-                logits = torch.where(bits(made[-1:], VOCAB), logits, -torch.inf)
+                logits = first_masked(logits, [made[-1].tobytes()])
         ids, probs = draft_distribution(logits, SamplingColumns.of([params]), VOCAB)
         return ids[0].numpy(), probs[0].numpy()
 
@@ -205,7 +206,7 @@ class Drafting:
                 ids, probs = self.row(params, name, answer, block[:k], self.masks)
                 exact = probs.astype(np.float64) / probs.astype(np.float64).sum()
                 chance *= float(exact[ids == token].sum())
-                sent.append(self.row(params, name, answer, block[:k], self.masks and not self.sends_unmasked))
+                sent.append(self.row(params, name, answer, block[:k], 0 if self.sends_unmasked else self.masks))
             if chance > 0.0:
                 q = SparseQ.of(np.stack([ids for ids, _ in sent]).astype(np.uint32), np.stack([p for _, p in sent]))
                 yield block, chance, q

@@ -38,10 +38,10 @@ def params_of(rule: Rule, **fields: float) -> SamplingParams:
     return SamplingParams(rule=rule, **fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("masks", [False, True], ids=["drafts-free", "drafts-masked"])
+@pytest.mark.parametrize("masks", [0, 1, BLOCK], ids=["drafts-free", "first-slots-masked", "drafts-masked"])
 @pytest.mark.parametrize("rule", RATIO)
 @pytest.mark.parametrize("grammar", GRAMMARS)
-def test_what_is_emitted_follows_the_masked_law_exactly(grammar: str, rule: Rule, masks: bool) -> None:
+def test_what_is_emitted_follows_the_masked_law_exactly(grammar: str, rule: Rule, masks: int) -> None:
     lengths: set[int] = set()
     for params in (params_of(rule), params_of(rule, temperature=0.7, top_k=2), params_of(rule, top_p=0.8)):
         found = emitted(grammar, params, Drafting(masks), lengths=lengths)
@@ -121,7 +121,7 @@ def test_a_broken_matcher_is_found(bug: type[GrammarMatcher], rule: Rule) -> Non
     params, found = params_of(rule), []
     for each in GRAMMARS:
         try:
-            found.append(variation(emitted(each, params, Drafting(False), bug), plain(each, params)))
+            found.append(variation(emitted(each, params, Drafting(0), bug), plain(each, params)))
         except Refused:  # it says of itself that it has left the grammar
             found.append(1.0)
     assert max(found) > SEEN
@@ -131,10 +131,10 @@ def test_a_broken_matcher_is_found(bug: type[GrammarMatcher], rule: Rule) -> Non
 def test_a_mask_behind_truncation_is_found(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_step, "mask", after_truncation)
     params = params_of(rule, temperature=0.7, top_k=2)
-    assert max(variation(emitted(each, params, Drafting(False)), plain(each, params)) for each in GRAMMARS) > SEEN
+    assert max(variation(emitted(each, params, Drafting(0)), plain(each, params)) for each in GRAMMARS) > SEEN
 
 
 @pytest.mark.parametrize("rule", RATIO)
 def test_drafts_that_were_masked_and_sent_unmasked_are_found(rule: Rule) -> None:
-    params, drafting = params_of(rule), Drafting(True, sends_unmasked=True)
+    params, drafting = params_of(rule), Drafting(1, sends_unmasked=True)
     assert max(variation(emitted(each, params, drafting), plain(each, params)) for each in GRAMMARS) > SEEN

@@ -244,12 +244,13 @@ def test_rows_travel_with_their_order_and_in_parts_behind_it() -> None:
     counts, ids, width = [199, 0], list(range(199)), 4096
     data = np.arange(199 * width, dtype="<u2").tobytes()
     features = orders.PackedRows("bfloat16", 199, width, data)
-    first, *rest = orders.write_order(4, asked, counts, ids, features)
+    masks = [b"", b"\x01\x80" * 2]
+    first, *rest = orders.write_order(4, asked, counts, ids, features, masks)
     order = orders.read_order(draft_pb2.Order.FromString(first.order.SerializeToString()))
     assert (order.number, order.rows, order.token_ids) == (4, counts, ids)
     assert (order.sequences, order.epochs) == ([1, 2], [0, 1])
     assert (order.rounds, order.committed_lens) == ([3, 0], [201, 5])
-    assert (order.anchors, order.slots) == ([9, 8], [5, 2])
+    assert (order.anchors, order.slots, order.masks) == ([9, 8], [5, 2], masks)
     parts = [first.order.features, *(message.rows.features for message in rest)]
     assert len(parts) == 7
     assert all(len(part.data) <= orders.PART for part in parts)
