@@ -29,9 +29,10 @@ WARM_UP = 32  # blocks before there is an opinion on whether drafts pay
 STAYS = 1.01  # by which another plan has to be better than the one in force
 EXPLORE = 0.004  # share of tokens that trying something may cost, by what is known
 PLAINLY = 0.3  # of that, trying to go without drafts: what plain rounds take changes rarely
-MOST_EXPLORED = 0.25  # of plans
+MOST_EXPLORED = 0.25  # of passes
 RENEWED = 0.02  # learned blocks over blocks in the window, from which on a lane is looked at anew
-PLAN = 1 / 16  # of a block, that every plan counts: what rounds take is learned too, and slowly
+PASS = 1 / 16  # of a block, that every pass counts: what rounds take is learned too, and slowly
+STANDS = 4  # passes for which a plan without drafts stands where so many take part or more, unless the lane changes
 CONTEXT_STEP = 128  # tokens of mean context from which on a lane is another one
 CURVE_POINTS = 40  # of the expected rate by slots verified, at most
 
@@ -53,6 +54,14 @@ class FinishedPass:
     draft_s: float = 0.0  # of the drafter's pass
     labels: Floats | None = None  # [n, k, 2], see `AcceptanceEstimator`
     alone: bool = True  # no other cohort takes turns with it
+
+
+class _Remembered(NamedTuple):
+    """Blocks of one round."""
+
+    keys: Sequence[Hashable]  # [n]
+    compared: Floats  # [n, b] what the verifier compares
+    worth: Floats  # [n, b] and expected tokens
 
 
 class Others(NamedTuple):
@@ -143,18 +152,22 @@ class Planner:
         """bypass: whether a lane may go without drafts where they do not pay."""
         self.cost, self.acceptance = cost, AcceptanceEstimator(slots)
         self.block, self._explore, self._bypass = slots, explore, bypass
-        self._recent: deque[tuple[Floats, Floats]] = deque()  # (what the verifier compares, what it is worth), [n, b]
+        self._recent: deque[_Remembered] = deque()
         self._blocks = 0
         self._number = 0
         self._last = _Option(0.0, 1.0, slots, 1, 0.0)
         self._lane: PlannedLane | None = None  # as of the last plan
         self._known: tuple[_Option, list[_Option]] | None = None  # what could be done, of the lane as it was then
         self._known_of: tuple[object, ...] = ()
-        self._news = 0.0  # blocks since, and parts of one for plans
+        self._given = Plan()  # the last one
+        self._passes = 0  # learned of since
+        self._news = 0.0  # blocks since it was found, and parts of one for passes
 
     def learn(self, done: FinishedPass) -> None:
         count, width = done.confidence.shape
         alone = done.alone
+        self._news += PASS
+        self._passes += 1
         if not done.prefill_tokens and width == 0 and alone:
             self.cost.observe_plain(done.tokens, done.context, count, done.round_s)
         elif not done.prefill_tokens and width:
@@ -178,16 +191,24 @@ class Planner:
         trust = np.array([by_key[key][1] for key in keys])
         compared = np.cumprod(own, axis=1) * (weight * trust)[:, None]
         worth = np.cumprod(np.minimum(own * ratios, 1.0), axis=1) * weight[:, None]
-        self._recent.append((compared, worth))
+        self._recent.append(_Remembered(keys, compared, worth))
         self._blocks += len(own)
         self._news += len(own)
-        while self._blocks - len(self._recent[0][0]) >= WINDOW:
-            self._blocks -= len(self._recent.popleft()[0])
+        while self._blocks - len(self._recent[0].keys) >= WINDOW:
+            self._blocks -= len(self._recent.popleft().keys)
 
     def next(self, lane: PlannedLane) -> Plan:
-        self._number, self._lane = self._number + 1, lane if len(lane.sequences) else None
-        if not len(lane.sequences):
-            return Plan(self._number, PLAIN, 1, lane.window)
+        near, limits = lane.context // CONTEXT_STEP, (lane.window, lane.most_tokens, lane.cohorts)
+        of = (tuple(lane.keys), lane.weight.tobytes(), near, limits, lane.others)
+        if of != self._known_of or self._news > RENEWED * min(self._blocks, WINDOW):
+            self._known, self._known_of = None, of
+        if self._known is not None and self._given.terms == PLAIN and self._passes < self._stands(lane):
+            return self._given
+        self._number, self._lane, self._passes = self._number + 1, lane if len(lane.sequences) else None, 0
+        self._given = self._anew(lane) if len(lane.sequences) else Plan(self._number, PLAIN, 1, lane.window)
+        return self._given
+
+    def _anew(self, lane: PlannedLane) -> Plan:
         plain, drafted = self._renewed(lane)
         best = max((plain, *drafted), key=lambda option: option.rate)
         kept = next((each for each in (plain, *drafted) if self._same(each)), best)
@@ -197,13 +218,20 @@ class Planner:
         tried = [each for each in drafted if each.cohorts == chosen.cohorts] or drafted
         likely = max(tried, key=lambda option: option.rate)
         whole = max((each for each in tried if each.slots == self.block), key=lambda option: option.rate)
-        drawn = self._drawn(lane.sequences[0])
-        if self._blocks < WARM_UP or drawn < self._share(whole):
-            return self._plan(lane, whole)
+        often = self._share(whole)
         other, share = (likely, self._share(likely)) if not chosen.slots else (plain, PLAINLY * self._share(plain))
-        if other.rate and drawn > 1.0 - share:
+        drawn, stands = self._drawn(lane.sequences[0]), self._stands(lane)
+        plans = stands / (1.0 + (stands - 1) * (often + share))  # for a share of passes: what is tried stands for one
+        if self._blocks < WARM_UP or drawn < plans * often:
+            return self._plan(lane, whole)
+        if other.rate and drawn > 1.0 - plans * share:
             return self._plan(lane, other)
         return self._plan(lane, chosen)
+
+    def _stands(self, lane: PlannedLane) -> int:
+        """Passes for which a plan without drafts stands. It is short where a try brings few blocks, and where drafts
+        are left out for once."""
+        return 1 if self._last.slots else min(STANDS, len(lane.sequences))
 
     def renew(self) -> None:
         """What drafts take is another thing now: the next plan looks at the lane anew."""
@@ -219,7 +247,7 @@ class Planner:
         return keyed(sequence, self._number)
 
     def _share(self, option: _Option) -> float:
-        """Of plans that try this one instead: what is nearly as good costs little to try."""
+        """Of passes that try this one instead: what is nearly as good costs little to try."""
         lost = (1.0 - option.rate / self._last.rate) * option.seconds / self._last.seconds
         if MOST_EXPLORED * lost <= self._explore:
             return MOST_EXPLORED if self._explore > 0.0 else 0.0
@@ -230,11 +258,8 @@ class Planner:
 
     def _renewed(self, lane: PlannedLane) -> tuple[_Option, list[_Option]]:
         """`_options`, not asked every time: on a small machine what plans take is missing where passes are computed."""
-        near = lane.context // CONTEXT_STEP
-        of = (tuple(lane.keys), lane.weight.tobytes(), near, lane.most_tokens, lane.cohorts, lane.others)
-        self._news += PLAN
-        if self._known is None or self._news > RENEWED * min(self._blocks, WINDOW) or of != self._known_of:
-            self._known, self._known_of, self._news = self._options(lane), of, 0
+        if self._known is None:
+            self._known, self._news = self._options(lane), 0.0
         return self._known
 
     def _options(self, lane: PlannedLane) -> tuple[_Option, list[_Option]]:
@@ -284,12 +309,17 @@ class Planner:
         return float(seconds[0])
 
     def _past(self, lane: PlannedLane) -> tuple[Floats, Floats]:
-        """What recent blocks would be compared by and worth, [m, b]; of a lane without a past what is hoped for."""
+        """What recent blocks of these kinds, or of all while they are few, would be compared by and worth, [m, b]; of a
+        lane without a past what is hoped for."""
         if not self._recent:
             usual = self.acceptance.usual()
             hoped: Floats = float(lane.weight.mean()) * np.cumprod(usual, dtype=np.float64)[None, :]
             return hoped, hoped
-        return np.concatenate([each[0] for each in self._recent]), np.concatenate([each[1] for each in self._recent])
+        compared = np.concatenate([each.compared for each in self._recent])
+        worth = np.concatenate([each.worth for each in self._recent])
+        present = set(lane.keys)
+        alike = np.array([key in present for each in self._recent for key in each.keys])
+        return (compared[alike], worth[alike]) if alike.sum() >= WARM_UP else (compared, worth)
 
     def _plan(self, lane: PlannedLane, chosen: _Option) -> Plan:
         if chosen.slots == 0:

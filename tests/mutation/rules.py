@@ -354,14 +354,26 @@ RULES = [
         ),
         (
             "a lane that changed is planned for as it was",
-            "or of != self._known_of:",
-            "or False:",
+            "of != self._known_of or",
+            "False or",
             ("tests/unit/planning/test_lane_plans.py",),
         ),
         (
             "a lane is never looked at anew",
             "self._news > RENEWED * min(self._blocks, WINDOW)",
             "self._news > 1e9",
+            ("tests/unit/planning/test_lane_plans.py",),
+        ),
+        (
+            "a plan without drafts stands for ever",
+            "self._passes < self._stands(lane)",
+            "self._passes >= 0",
+            ("tests/unit/planning/test_lane_plans.py",),
+        ),
+        (
+            "a lane is planned by what others draft",
+            "if alike.sum() >= WARM_UP else",
+            "if alike.sum() < 0 else",
             ("tests/unit/planning/test_lane_plans.py",),
         ),
         ("no drafted slot is ever worth it", "rates[: most + 1].argmax()", "rates[:1].argmax()", WALKED),

@@ -32,7 +32,7 @@ from verify_service.grammars.compiling import compiled, make_compiler
 from verify_service.grammars.matcher import GrammarMatcher
 from verify_service.interface import Grammar
 
-AT_ONCE = min(4, len(usable()) or os.cpu_count() or 1)  # grammars that are being compiled
+AT_ONCE = max(min(4, (len(usable()) or os.cpu_count() or 1) // 2), 1)  # grammars that are being compiled: others serve
 MAX_WAITING, MAX_OF_ONE = 256, 64  # grammars of all tenants and of one
 KEPT_BYTES = 256 << 20  # of compiled grammars
 KEPT = 4096

@@ -495,6 +495,17 @@ async def test_a_drafter_of_no_use_is_left_out_and_one_whose_drafts_a_form_refus
 
 
 @virtual
+async def test_answers_in_a_form_are_planned_for_by_what_was_drafted_under_forms() -> None:
+    cell, form = RoundsCell(), Constraint(ConstraintKind.REGEX, "[0-9]*")
+    for seed, constraint in enumerate((None, form, None, form)):
+        cell.ask((seed, 3), max_tokens=400, params=SamplingParams(temperature=0.0, constraint=constraint))
+    await cell.until(lambda: all(placed.drafter for placed in cell.lane._members) and len(cell.lane._members) == 4)
+    kinds = [(placed.state.request.params.constraint, placed.key) for placed in cell.lane._members]
+    assert len({key for _, key in kinds}) == len(set(kinds)) == 2
+    cell.admission.cut_all()
+
+
+@virtual
 async def test_a_drafter_that_is_well_again_is_soon_found_to_be_in_a_large_lane_too() -> None:
     """To draft for one of so many does not pay; a trial is no question of that."""
     cell = RoundsCell(sink=1 << 20, pair=ToyPair(wrong_every=1), draft_ms=12)
