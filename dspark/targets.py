@@ -51,7 +51,7 @@ KNOWN = {
 def is_imported(target: str | Path) -> bool:
     """Whether a target must become a folder first. An existing folder of that name is one."""
     path = Path(target).expanduser()
-    return not path.is_dir() and (str(target) in KNOWN or path.suffix == GGUF)
+    return not os.path.isdir(path) and (str(target) in KNOWN or path.suffix == GGUF)
 
 
 def cache_dir() -> Path:
@@ -64,11 +64,12 @@ def folder_of(target: str | Path) -> Path:
     """The folder in the cache that belongs to a target, whether it is there yet or not."""
     if packaged := KNOWN.get(str(target)):
         return cache_dir() / f"{target}-{_digest(packaged.wheel_sha256)}"
-    path = Path(target).expanduser().resolve()
+    path = Path(target).expanduser()
     try:
-        found = path.stat()
+        found = path.stat()  # names what a link to itself, too, is
     except OSError as error:
         raise CheckpointError(f"{target}: {error.strerror}") from error
+    path = path.resolve()
     return cache_dir() / f"{path.stem}-{_digest(f'{path} {found.st_ino} {found.st_size} {found.st_mtime_ns}')}"
 
 

@@ -20,7 +20,7 @@ from dspark.model.context import Projection
 from dspark.model.location import locate
 from dspark.model.pairing import mismatch
 from dspark.model.placement import card_memory, free_bytes, pick_device, pick_dtype, slot_bytes
-from dspark.model.target import TargetTaps, decoder_layers
+from dspark.model.target import TargetTaps, cache_layers, decoder_layers
 from verify_service import kernels, reach, rotation, self_test
 from verify_service.config import KV_TOKENS, VerifyConfig
 from verify_service.model_runner import ModelRunner, Runner
@@ -131,6 +131,11 @@ def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps |
     """Paged if that is right, else a state per sequence, else the target is not eligible."""
     if config.attention not in ("auto", "stateful"):
         raise ConfigError(f"verify.attention: {config.attention!r} is neither auto nor stateful")
+    if any(getattr(layer, "sliding_window", None) == 1 for layer in cache_layers(target.model)):
+        raise CheckpointError(
+            f"{config.target}: not eligible as a target: sliding_window: 1: with its cache the library keeps every key "
+            "of such a layer and gives other answers than without"
+        )
     try:
         cases = self_test.expected(target)
     except Exception as error:  # whatever a foreign model raises here means that nobody can run it

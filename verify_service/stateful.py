@@ -169,12 +169,12 @@ class StatefulRunner:
             logits_to_keep=torch.tensor(kept, device=self.device),
             **told,
         )
-        taps = self._taps.collect() if self._taps is not None else None
+        taps, logits = self._taps.collect() if self._taps is not None else None, _of(output.logits, kept)
         made = []
         for row, (each, cache) in enumerate(zip(group, parted(self._returned(output), count), strict=True)):
             each.state.ran(each.ids, cache)
             mine = [kept.index(each.before + j) for j in each.keep]
-            made.append((output.logits[row][mine], None if taps is None else taps[row, each.before :]))
+            made.append((logits[row][mine], None if taps is None else taps[row, each.before :]))
         return made
 
     def _forward(
@@ -192,16 +192,16 @@ class StatefulRunner:
     ) -> tuple[Tensor, Tensor | None]:
         """One call of the model."""
         state.running()
+        kept = keep or [len(ids) - 1]  # something must be kept for the pass to have a last row
         with self._turned(segment, state.length, ids):
             output = self._model(
                 input_ids=torch.tensor([list(ids)], device=self.device),
                 use_cache=True,
-                # Something must be kept for the pass to have a last row.
-                logits_to_keep=torch.tensor(keep or [len(ids) - 1], device=self.device),
+                logits_to_keep=torch.tensor(kept, device=self.device),
                 **self._told(state, len(ids)),
             )
         state.ran(ids, self._returned(output))
-        return output.logits[0], self._taps.collect()[0] if self._taps is not None else None
+        return _of(output.logits, kept)[0], self._taps.collect()[0] if self._taps is not None else None
 
     def _returned(self, output: Any) -> Any:
         cache = returned_cache(output)
@@ -261,6 +261,11 @@ class StatefulRunner:
         from transformers import DynamicCache
 
         return DynamicCache() if self._cut else None
+
+
+def _of(logits: Tensor, kept: list[int]) -> Tensor:
+    """The rows that were asked for, [n, kept, V]: some models of the library make those of all tokens all the same."""
+    return logits if logits.shape[1] == len(kept) else logits[:, kept]
 
 
 def use_own_attention(model: Any) -> None:

@@ -17,15 +17,10 @@ from typing import Any
 import numpy as np
 
 from dspark.errors import CheckpointError
+from dspark.model.config_keys import Keys, show
 
-_SIZES = {
-    "context_length": "max_position_embeddings",
-    "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-}
+# Of other architectures; no tensor would tell.
+_SCALES = ("attention.scale", "logit_scale", "residual_scale", "embedding_scale")
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -52,6 +47,7 @@ DIVISORS = "rope_freqs.weight"
 _LOW, _HIGH, _BEFORE = 1.0, 4.0, 8192  # Llama 3.1 to 3.3: bounds of wavelengths, and the context before scaling
 _FACTORS = (8.0, 16.0, 32.0)
 _CLOSE = 1e-3
+_MOST_LAYERS = 1024
 
 
 @dataclass(frozen=True)
@@ -78,60 +74,75 @@ ARCHITECTURES = {
 def architecture_of(settings: Mapping[str, Any]) -> Architecture:
     """The shape a file has, if it is one that can be served."""
     name = settings.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if str(name) not in ARCHITECTURES:
         raise CheckpointError(f"general.architecture: {name!r} is none of {', '.join(ARCHITECTURES)}")
-    return ARCHITECTURES[name]
+    return ARCHITECTURES[str(name)]
 
 
 def config_of(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
     """config.json of a file with these settings and tensors of these names."""
-    made, prefix = architecture_of(settings), settings["general.architecture"]
+    made, prefix, keys = architecture_of(settings), settings["general.architecture"], Keys(dict(settings))
 
-    def said(key: str, default: Any = None) -> Any:
-        value = settings.get(f"{prefix}.{key}", default)
-        if value is None:
-            raise CheckpointError(f"{prefix}.{key}: not there")
-        return value
+    def count(key: str, **bounds: int) -> int:
+        return keys.count(f"{prefix}.{key}", **bounds)
 
-    config: dict[str, Any] = {ours: said(theirs) for theirs, ours in _SIZES.items()}
-    for key, value in config.items():
-        if isinstance(value, bool | str | list):
-            raise CheckpointError(f"{prefix}: {key} is {value!r}, one number is wanted")
-    heads, width = config["num_attention_heads"], config["hidden_size"]
-    if heads < 1:
-        raise CheckpointError(f"{prefix}.attention.head_count: {heads} heads")
+    def number(key: str, default: float | None = None) -> float:
+        return keys.positive(f"{prefix}.{key}", default=default)
+
+    tokens = settings.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise CheckpointError("tokenizer.ggml.tokens: no list of tokens")
+    config: dict[str, Any] = {
+        "max_position_embeddings": count("context_length"),
+        "num_hidden_layers": count("block_count", most=_MOST_LAYERS),
+        "hidden_size": count("embedding_length"),
+        "intermediate_size": count("feed_forward_length"),
+        "num_attention_heads": count("attention.head_count"),
+        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
+    }
+    heads = config["num_attention_heads"]
+    rotating = count("rope.dimension_count", default=config["hidden_size"] // heads)
+    size = count("attention.key_length", default=rotating)
+    if (f"{prefix}.rope.dimension_count" in settings and rotating != size) or size % 2:
+        raise CheckpointError(f"{prefix}.rope.dimension_count: {rotating} of a head's {size} values: not supported")
+    for key in _SCALES:
+        if settings.get(f"{prefix}.{key}") not in (None, 1):
+            raise CheckpointError(f"{prefix}.{key}: {show(settings[f'{prefix}.{key}'])} is not supported")
     config |= {
         "architectures": [made.model_class],
         "model_type": made.model_type,
-        "num_key_value_heads": said("attention.head_count_kv", heads),
-        "head_dim": said("attention.key_length", said("rope.dimension_count", width // heads)),
-        "vocab_size": len(settings.get("tokenizer.ggml.tokens") or ()) or said("vocab_size"),
+        "num_key_value_heads": count("attention.head_count_kv", default=heads),
+        "head_dim": size,
+        "vocab_size": len(tokens),
         "tie_word_embeddings": "output.weight" not in names,
-        "rope_theta": said("rope.freq_base", 1_000_000.0 if prefix == "gemma3" else 10_000.0),
+        "rope_theta": number("rope.freq_base", 1_000_000.0 if prefix == "gemma3" else 10_000.0),
         "dtype": "bfloat16",
         **{
-            f"{token}_token_id": settings.get(f"tokenizer.ggml.{theirs}_token_id")
+            f"{token}_token_id": token_id(settings, theirs)
             for token, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
         },
     }
     scaling = settings.get(f"{prefix}.rope.scaling.type", "none")
     if scaling == "linear":
-        config["rope_scaling"] = {"rope_type": "linear", "factor": said("rope.scaling.factor")}
+        config["rope_scaling"] = {"rope_type": "linear", "factor": number("rope.scaling.factor")}
     elif scaling != "none":
         raise CheckpointError(f"{prefix}.rope.scaling.type: {scaling!r} is neither none nor linear")
     if made.norms_from_one:
-        config |= _gemma(prefix, config, said)
+        by_width = config["num_hidden_layers"] == _SCALED_BY_WIDTH[prefix]
+        config["sliding_window"] = count("attention.sliding_window")
+        config["query_pre_attn_scalar"] = config["hidden_size"] // heads if by_width else size
+    if prefix == "gemma2":
+        config["attn_logit_softcapping"] = number("attn_logit_softcapping", 50.0)
+        config["final_logit_softcapping"] = number("final_logit_softcapping", 30.0)
     return config
 
 
-def _gemma(prefix: str, config: Mapping[str, Any], said: Any) -> dict[str, Any]:
-    by_width = config["num_hidden_layers"] == _SCALED_BY_WIDTH[prefix]
-    scale = config["hidden_size"] // config["num_attention_heads"] if by_width else config["head_dim"]
-    more = {"sliding_window": said("attention.sliding_window"), "query_pre_attn_scalar": scale}
-    if prefix == "gemma2":
-        more["attn_logit_softcapping"] = said("attn_logit_softcapping", 50.0)
-        more["final_logit_softcapping"] = said("final_logit_softcapping", 30.0)
-    return more
+def token_id(settings: Mapping[str, Any], name: str) -> int | None:
+    """A token of the vocabulary that a file gives this part; None where it gives none."""
+    key = f"tokenizer.ggml.{name}_token_id"
+    if settings.get(key) is None:
+        return None
+    return Keys(dict(settings)).count(key, least=0, most=len(settings["tokenizer.ggml.tokens"]) - 1)
 
 
 def expected(config: Mapping[str, Any], made: Architecture) -> dict[str, str]:

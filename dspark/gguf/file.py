@@ -20,6 +20,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_TENSORS = 100_000
 MAX_SETTINGS = 10_000
+MAX_ELEMENTS = 1 << 22  # of one setting; the largest vocabularies have some 500,000 merges
 MAX_DIMENSIONS = 4
 ALIGNMENT = 32  # of tensors, where the file does not say
 _STRING, _ARRAY = 8, 9
@@ -109,14 +110,18 @@ class _Cursor:
         if kind != _ARRAY or inside:
             raise CheckpointError(f"a setting of type {kind}, which is not known")
         of, count = self.unpack("I"), self.unpack("Q")
+        if count > MAX_ELEMENTS:
+            raise CheckpointError(f"a setting of {count} values, more than {MAX_ELEMENTS}")
         if of in _SCALARS:
-            form = f"<{count}{_SCALARS[of]}" if count < 1 << 40 else ""  # beyond, the number itself is the fault
-            return list(struct.unpack(form, self.take(struct.calcsize(form)))) if form else self.take(count)
-        return [self.value(of, inside=True) for _ in range(count)]  # ends where the file does
+            form = f"<{count}{_SCALARS[of]}"
+            return list(struct.unpack(form, self.take(struct.calcsize(form))))
+        return [self.value(of, inside=True) for _ in range(count)]
 
 
 def _mapped(path: Path) -> mmap.mmap:
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise CheckpointError(f"{path}: not a regular file")
         with path.open("rb") as stream:
             if stream.read(len(MAGIC)) != MAGIC:
                 raise CheckpointError(f"{path}: no GGUF file: it does not begin with {MAGIC.decode()}")
@@ -142,10 +147,9 @@ def _read(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, Tensor]]:
         settings[key] = cursor.value(cursor.unpack("I"))
     table = [_entry(cursor) for _ in range(count)]
     alignment = settings.get("general.alignment", ALIGNMENT)
-    if not isinstance(alignment, int) or alignment < 1:
-        raise CheckpointError(f"general.alignment: {alignment!r} is no number of bytes")
-    start = -(-cursor.place // alignment) * alignment
-    return settings, _placed(table, start, len(data))
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise CheckpointError(f"general.alignment: {alignment!r} is no power of two")
+    return settings, _placed(table, cursor.place, alignment, len(data))
 
 
 def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
@@ -157,16 +161,22 @@ def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, shape[::-1], cursor.unpack("I"), cursor.unpack("Q")
 
 
-def _placed(table: list[tuple[str, tuple[int, ...], int, int]], start: int, end: int) -> dict[str, Tensor]:
-    """The table with bytes of the file, each tensor whole inside it."""
+def _placed(
+    table: list[tuple[str, tuple[int, ...], int, int]], header: int, alignment: int, end: int
+) -> dict[str, Tensor]:
+    """The table with bytes of the file: the tensors lie one behind the other, each whole inside it."""
     tensors: dict[str, Tensor] = {}
+    start = place = -(-header // alignment) * alignment
     for name, shape, kind, offset in table:
         if name in tensors:
             raise CheckpointError(f"{name}: there twice")
         size = _size(name, shape, kind)
         if start + offset + size > end:
             raise CheckpointError(f"{name} ends at byte {start + offset + size}, the file at {end}: truncated")
-        tensors[name] = Tensor(name, shape, kind, start + offset, size)
+        if start + offset != place:
+            raise CheckpointError(f"{name} begins at byte {start + offset}, the tensor before it ends at {place}")
+        tensors[name] = Tensor(name, shape, kind, place, size)
+        place += -(-size // alignment) * alignment
     return tensors
 
 

@@ -20,7 +20,16 @@ from typing import Any, BinaryIO
 import torch
 
 from dspark.errors import CheckpointError
-from dspark.gguf.architectures import DIVISORS, Architecture, architecture_of, config_of, expected, restored, scaling_of
+from dspark.gguf.architectures import (
+    DIVISORS,
+    Architecture,
+    architecture_of,
+    config_of,
+    expected,
+    restored,
+    scaling_of,
+    token_id,
+)
 from dspark.gguf.file import GgufFile
 from dspark.model.config_keys import CONFIG_NAME, listed
 from dspark.model.target_check import check_target_config, check_target_headers
@@ -73,7 +82,7 @@ def _places(source: GgufFile, config: Mapping[str, Any], made: Architecture) -> 
 
 
 def _generation(settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    ends = [settings.get(f"tokenizer.ggml.{end}_token_id") for end in _ENDS]
+    ends = [token_id(settings, end) for end in _ENDS]
     stops = list(dict.fromkeys(end for end in ends if end is not None))
     said = {"bos_token_id": config["bos_token_id"], "eos_token_id": stops, "pad_token_id": config["pad_token_id"]}
     return {key: value for key, value in said.items() if value not in (None, [])}
@@ -145,8 +154,6 @@ def _new_folder(out: Path) -> Iterator[Path]:
 
 def save_tokenizer(file: Path, settings: Mapping[str, Any], folder: Path) -> None:
     """Writes the tokenizer's files."""
-    if not settings.get("tokenizer.ggml.tokens"):
-        raise CheckpointError("tokenizer.ggml.tokens: not there")
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import logging
 

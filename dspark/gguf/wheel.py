@@ -94,6 +94,8 @@ def _scratch() -> Iterator[Path]:
 
 
 def _sha256(path: Path) -> str:
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise CheckpointError(f"{path}: not a regular file")
     try:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()

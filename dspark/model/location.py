@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from dspark.errors import CheckpointError
@@ -15,7 +16,7 @@ _WANTED = ["*.json", _WEIGHTS, "*.jinja", "*.txt", "*.model"]
 def locate(name_or_path: str | Path, *, revision: str | None = None, weights: bool = True) -> Path:
     """An existing folder wins, then a GGUF file or a known name; else it is a hub id, from the cache when offline."""
     folder = Path(name_or_path).expanduser()
-    if folder.is_dir():
+    if os.path.isdir(folder):  # of a name too long for any it says no
         return folder
     if is_imported(name_or_path):
         return imported(name_or_path)

@@ -14,24 +14,36 @@ import torch
 import transformers
 
 from tests.architectures import matrix
-from tests.architectures.families import FAMILIES, SHAPE, model_of
+from tests.architectures.families import FAMILIES, SHAPE, Family, model_of
 from verify_service import reach
 from verify_service.prefix_cache import PrefixCache
 
 FEW = ("llama4", "gpt_oss", "deepseek_v4", "qwen3_5")
 
 
-def check(name: str, folder: Path) -> None:
+def check(family: Family, folder: Path) -> None:
     torch.set_num_threads(1)
-    row = matrix.run(FAMILIES[name], folder)
+    row = matrix.run(family, folder)
     assert row.wrong == []
-    assert row.backend == FAMILIES[name].backend, row.why
+    assert row.backend == family.backend, row.why
     assert (row.answers > 0) == (row.backend != "refused")
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_a_few_families_answer_as_the_library_does(name: str, tmp_path: Path) -> None:
-    check(name, tmp_path)
+    check(FAMILIES[name], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        Family("TrOCRConfig", "stateful"),  # makes the logits of all tokens, however many are asked for
+        Family("MistralConfig", "refused", {"sliding_window": 1}),  # answers otherwise with its cache than without
+    ],
+    ids=["all logits", "window of one"],
+)
+def test_what_the_library_itself_does_otherwise_is_served_right_or_refused(family: Family, tmp_path: Path) -> None:
+    check(family, tmp_path)
 
 
 def test_prompts_that_are_not_found_in_the_prefix_cache_are_told(
@@ -51,7 +63,7 @@ def test_a_family_that_answers_with_near_ties_alone_is_told(tmp_path: Path, monk
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in FEW])
 def test_every_family_answers_as_the_library_does(name: str, tmp_path: Path) -> None:
-    check(name, tmp_path)
+    check(FAMILIES[name], tmp_path)
 
 
 def test_the_page_says_what_was_saved_and_the_saved_result_is_of_this_table() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import struct
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from dspark.errors import CheckpointError
 from dspark.gguf.folder import import_gguf
+from dspark.gguf.wheel import import_target
 from tests.unit.gguf.files import random_model, write_gguf
 
 
@@ -32,13 +34,18 @@ FOREIGN = {
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "little-endian"),
     "a million settings": (_head(0, 1 << 40), "more than"),
     "a string longer than the file": (_head(0, 1, struct.pack("<Q", 1 << 60)), "truncated"),
-    "an array longer than the file": (_head(0, 1, _key("a", 9) + struct.pack("<IQ", 0, 1 << 62)), "truncated"),
-    "strings longer than the file": (_head(0, 1, _key("a", 9) + struct.pack("<IQ", 8, 1 << 62)), "truncated"),
+    "an array longer than the file": (_head(0, 1, _key("a", 9) + struct.pack("<IQ", 0, 1 << 20)), "truncated"),
+    "strings longer than the file": (_head(0, 1, _key("a", 9) + struct.pack("<IQ", 8, 1 << 20)), "truncated"),
+    "an array longer than any": (_head(0, 1, _key("a", 9) + struct.pack("<IQ", 0, 1 << 62)), "more than 4194304"),
     "an unknown type": (_head(0, 1, _key("a", 77)), "type 77"),
     "arrays in arrays": (_head(0, 1, _key("a", 9) + struct.pack("<IQ", 9, 1)), "type 9"),
     "text that is none": (_head(0, 1, struct.pack("<Q", 2) + b"\xff\xff" + bytes(8)), "not readable"),
     "one key twice": (_head(0, 2, (_key("a", 0) + b"\x01") * 2), "a: there twice"),
     "no model": (_head(0, 0), "general.architecture: None"),
+    "several models": (
+        _head(0, 1, _key("general.architecture", 9) + struct.pack("<IQB", 0, 1, 7)),
+        r"general.architecture: \[7\] is none",
+    ),
 }
 
 
@@ -85,12 +92,31 @@ CHANGED = {
     "NaN": ({"change": _spoil("blk.0.attn_q.weight", np.nan)}, "blk.0.attn_q.weight holds NaN"),
     "infinity": ({"change": _spoil("output_norm.weight", np.inf)}, "output_norm.weight holds NaN or infinite"),
     "depth": ({"settings": {"llama.block_count": 3}}, "missing: blk.2"),
-    "heads": ({"settings": {"llama.attention.head_count": 0}}, "head_count: 0"),
+    "more layers than any": ({"settings": {"llama.block_count": 1 << 31}}, "llama.block_count: .*found 2147483648"),
+    "layers and a half": ({"settings": {"llama.block_count": 2.5}}, "llama.block_count: .*found 2.5"),
+    "heads": ({"settings": {"llama.attention.head_count": 0}}, "llama.attention.head_count: .*found 0"),
+    "no heads of keys": (
+        {"settings": {"llama.attention.head_count_kv": 0}},
+        "llama.attention.head_count_kv: .*found 0",
+    ),
+    "heads by layer": ({"settings": {"llama.attention.head_count_kv": [2, 2]}}, r"head_count_kv: .*found \[2, 2\]"),
+    "head size": ({"settings": {"llama.attention.key_length": 0}}, "llama.attention.key_length: .*found 0"),
+    "part of a head rotates": (
+        {"settings": {"llama.attention.key_length": 32, "llama.rope.dimension_count": 16}},
+        "llama.rope.dimension_count: 16 of a head's 32 values",
+    ),
+    "epsilon": ({"settings": {"llama.attention.layer_norm_rms_epsilon": -1.0}}, "layer_norm_rms_epsilon: .*found -1.0"),
+    "base": ({"settings": {"llama.rope.freq_base": "x"}}, 'llama.rope.freq_base: .*found "x"'),
+    "scale": ({"settings": {"llama.logit_scale": 0.5}}, "llama.logit_scale: 0.5 is not supported"),
+    "a list for a token": ({"settings": {"tokenizer.ggml.eot_token_id": [1]}}, r"eot_token_id: .*found \[1\]"),
+    "a token of nobody": ({"settings": {"tokenizer.ggml.eos_token_id": 288}}, "eos_token_id: .*to 287, found 288"),
+    "one token": ({"settings": {"tokenizer.ggml.tokens": 5}}, "tokenizer.ggml.tokens: no list of tokens"),
+    "alignment": ({"settings": {"general.alignment": 24}}, "general.alignment: 24 is no power of two"),
     "heads that do not divide": ({"settings": {"llama.attention.head_count": 3}}, "128 rows are not 3 heads"),
-    "no width": ({"settings": {"llama.embedding_length": None}}, "llama.embedding_length: not there"),
-    "words for a number": ({"settings": {"llama.context_length": "long"}}, "max_position_embeddings is 'long'"),
+    "no width": ({"settings": {"llama.embedding_length": None}}, "llama.embedding_length: missing"),
+    "words for a number": ({"settings": {"llama.context_length": "long"}}, 'llama.context_length: .*found "long"'),
     "scaling": ({"settings": {"llama.rope.scaling.type": "yarn"}}, "rope.scaling.type: 'yarn'"),
-    "no vocabulary": ({"settings": {"tokenizer.ggml.tokens": None}}, "tokenizer.ggml.tokens: not there"),
+    "no vocabulary": ({"settings": {"tokenizer.ggml.tokens": None}}, "tokenizer.ggml.tokens: no list of tokens"),
     "tokenizer": ({"settings": {"tokenizer.ggml.model": "bert"}}, "tokenizer.ggml: .*bert"),
 }
 
@@ -123,15 +149,33 @@ def test_a_truncated_file_is_refused_before_anything_is_written(share: float, ll
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.gguf"]
 
 
-def test_an_unknown_storage_format_is_refused(llama: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "value", "named"),
+    [
+        (0, struct.pack("<I", 99), "storage format 99"),
+        (0, struct.pack("<I", 1), "blk.0.* begins at byte .*, the tensor before it ends at"),  # half as long
+        (4, struct.pack("<Q", 0), "blk.0.attn_norm.weight begins at byte .*, the tensor before it ends at"),
+    ],
+    ids=["format", "another format", "over another one"],
+)
+def test_a_table_that_does_not_fit_its_tensors_is_refused(
+    place: int, value: bytes, named: str, llama: Any, tmp_path: Path
+) -> None:
     file = write_gguf(tmp_path / "bad.gguf", llama, "llama")
     name = b"blk.0.attn_norm.weight"
     whole = bytearray(file.read_bytes())
-    at = whole.index(name) + len(name) + 4 + 8  # behind the number of dimensions, and one of them
-    whole[at : at + 4] = struct.pack("<I", 99)
+    at = whole.index(name) + len(name) + 4 + 8 + place  # behind the number of dimensions, and one of them
+    whole[at : at + len(value)] = value
     file.write_bytes(whole)
-    with pytest.raises(CheckpointError, match=r"blk.0.attn_norm.weight: storage format 99"):
+    with pytest.raises(CheckpointError, match=named):
         import_gguf(file, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["pipe.gguf", "pipe.whl"])
+def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointError, match=f"{name}: not a regular file"):
+        import_target(str(tmp_path / name), tmp_path / "out")
 
 
 @pytest.fixture

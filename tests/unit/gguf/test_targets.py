@@ -24,6 +24,7 @@ from dspark.targets import Packaged, cache_dir, folder_of, is_imported
 from tests.unit.gguf.files import random_model, write_gguf
 
 INSIDE = "tiny_model/tiny.gguf"
+LONG = "a" * 300
 
 
 @pytest.fixture(autouse=True)
@@ -95,8 +96,12 @@ def test_a_bad_file_is_refused_through_the_cache_too(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"bad.gguf: ends at byte 4.*truncated"):
         find_tokenizer(str(bad), None)
     assert not list(cache_dir().glob("[!.]*"))
-    with pytest.raises(CheckpointError, match=r"nothing.gguf: No such file"):
-        locate(tmp_path / "nothing.gguf")
+    (tmp_path / "loop.gguf").symlink_to(tmp_path / "loop.gguf")
+    for name, why in (("nothing.gguf", "No such file"), ("loop.gguf", "Too many levels"), (LONG + ".gguf", "too long")):
+        with pytest.raises(CheckpointError, match=rf"{name}: .*{why}"):
+            locate(tmp_path / name)
+    with pytest.raises(CheckpointError, match="no such folder, and no hub id either"):
+        locate(tmp_path / LONG)
 
 
 @pytest.mark.parametrize("place", ["/proc/nowhere", "a file"])

@@ -38,6 +38,15 @@ def test_a_runner_with_a_kernel_passes_the_self_test(target: LoadedTarget, lean:
     runner.lean.undo()
 
 
+def test_a_model_that_makes_all_logits_where_few_are_asked_for_is_told(
+    golden_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, stock = (target := load_target(golden_target)).model, target.model.forward
+    cases = self_test.expected(target)
+    monkeypatch.setattr(model, "forward", lambda logits_to_keep=0, **told: stock(**told))
+    assert "differ" in (self_test.disagreement(ModelRunner(model, None, 128), cases) or "")
+
+
 def test_windows_reach_the_kernel_and_caps_rule_it_out() -> None:
     mistral = loud(FAMILIES["mistral, every layer with a window"]())
     cases = self_test.expected(mistral)
