@@ -33,13 +33,19 @@ from dspark.token_bytes import read_token_bytes
 from dspark.types import Constraint, ConstraintKind
 from verify_service.grammars.endless import ends
 from verify_service.grammars.matcher import SLOW_S
+from verify_service.grammars.mending import coded, mended
 from verify_service.grammars.readings import MOST, ways
-from verify_service.grammars.schema import expressions_of, grammars_of, patterns_of, schemas_of, unkept
+from verify_service.grammars.rewriting import rewritten
+from verify_service.grammars.schema import (
+    expressions_of,
+    grammars_of,
+    misshapen,
+    parts_of,
+    patterns_of,
+    schemas_of,
+    unkept,
+)
 
-# A class of characters as the compiler writes it: kind, length, negated, first and last of each range. What a text of a
-# bounded length is made of: all but quotes, backslashes and ends of lines, and the same without control characters.
-_LOOSE = [1, 9, 1, 34, 34, 92, 92, 13, 13, 10, 10]
-_TIGHT = [1, 9, 1, 0, 31, 34, 34, 92, 92, 92, 92]
 GRACE_S = 0.1  # a child that is about to end may do so by itself
 AMBIGUOUS = "it repeats repetitions with nothing between them: a text may be read in too many ways"
 MEMORY = 1 << 30  # address space of a child
@@ -201,7 +207,7 @@ def _follow(made: Any, longest: int) -> Iterator[tuple[float, bool]]:
         began = time.thread_time()
         matcher.fill_next_token_bitmask(mask, 0)
         yield time.thread_time() - began, bool(mask.any())
-        may = np.unpackbits(mask.view(np.uint8), bitorder="little")
+        may = np.unpackbits(mask.view(np.uint8), count=made.tokenizer_info.vocab_size, bitorder="little")
         may[made.tokenizer_info.stop_token_ids] = 0
         going_on = np.flatnonzero(may)
         if not len(going_on) or not matcher.accept_token(int(draw.choice(going_on))):
@@ -217,7 +223,7 @@ def refuse_unkept(constraint: Constraint) -> None:
     if constraint.kind is ConstraintKind.CHOICE:
         return
     for schema in [form] if constraint.kind is ConstraintKind.JSON_SCHEMA else schemas_of(form):
-        if (problem := unkept(schema)) is not None:
+        if (problem := misshapen(schema) or unkept(rewritten(schema))) is not None:
             raise ValueError(problem)
 
 
@@ -228,31 +234,32 @@ def compiled(compiler: Any, constraint: Constraint) -> Any:
     text = constraint.text
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
-            made = xgrammar.Grammar.from_json_schema(text, max_whitespace_cnt=SPACES)
-            return compiler.compile_grammar(_without_controls(made))
+            schema = json.dumps(coded(rewritten(json.loads(text))))
+            made = xgrammar.Grammar.from_json_schema(schema, max_whitespace_cnt=SPACES)
         case ConstraintKind.JSON_OBJECT:
-            return compiler.compile_json_schema('{"type":"object"}', strict_mode=False, max_whitespace_cnt=SPACES)
+            made = xgrammar.Grammar.from_json_schema('{"type":"object"}', strict_mode=False, max_whitespace_cnt=SPACES)
         case ConstraintKind.REGEX:
-            return compiler.compile_regex(_within_lines(text))
+            made = xgrammar.Grammar.from_regex(_within_lines(text))
         case ConstraintKind.GRAMMAR:
-            return compiler.compile_grammar(text)
+            made = xgrammar.Grammar.from_ebnf(text)
         case ConstraintKind.CHOICE:
-            return compiler.compile_grammar("root ::= " + " | ".join(map(_string, json.loads(text))))
+            made = xgrammar.Grammar.from_ebnf("root ::= " + " | ".join(map(_string, json.loads(text))))
         case ConstraintKind.STRUCTURAL_TAG:
-            made = xgrammar.Grammar.from_structural_tag(json.dumps(_with_lines(json.loads(text))))
-            return compiler.compile_grammar(_without_controls(made))
+            tag = _with_lines(json.loads(text))
+            for part in parts_of(tag, schemas=False):
+                if "json_schema" in part:
+                    part["json_schema"] = coded(rewritten(part["json_schema"]))
+            made = xgrammar.Grammar.from_structural_tag(json.dumps(tag))
+    written = mended(made.serialize_json(), _of_expression)
+    return compiler.compile_grammar(xgrammar.Grammar.deserialize_json(written))
 
 
-def _without_controls(made: Any) -> Any:
-    """A grammar whose texts of a bounded length take no control characters: JSON has none, the compiler's own do."""
+def _of_expression(expression: str) -> str:
+    """The grammar of a regular expression."""
     import xgrammar
 
-    told = json.loads(made.serialize_json())
-    numbers, size = told["grammar_expr_data"], len(_LOOSE)
-    found = [at for at in told["grammar_expr_indptr"] if numbers[at : at + size] == _LOOSE]
-    for at in found:
-        numbers[at : at + size] = _TIGHT
-    return xgrammar.Grammar.deserialize_json(json.dumps(told)) if found else made
+    made: str = xgrammar.Grammar.from_regex(_within_lines(expression)).serialize_json()
+    return made
 
 
 def _with_lines(tag: Any) -> Any:

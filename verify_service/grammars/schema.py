@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 # Nothing of an answer depends on them.
-_NOTES = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"}
-_NOTES |= {"$id", "$defs", "definitions", "format", "$anchor", "contentMediaType", "contentEncoding"}
-_NOTES |= {"discriminator", "example", "externalDocs", "xml"}  # OpenAPI's
+NOTES = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"}
+NOTES |= {"$id", "$defs", "definitions", "format", "$anchor", "contentMediaType", "contentEncoding"}
+NOTES |= {"discriminator", "example", "externalDocs", "xml"}  # OpenAPI's
 _UNKEPT = (
     "not",
     "uniqueItems",
@@ -24,6 +23,7 @@ _UNKEPT = (
     "dependentSchemas",
     "dependencies",
     "$dynamicRef",
+    "$recursiveRef",
 )
 _BRANCHES = ("anyOf", "oneOf", "allOf", "$ref")  # the compiler looks at nothing beside one of these
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -48,8 +48,28 @@ _TELL_TYPES = {
     "prefixItems",
     "unevaluatedItems",
 }
-_PIECES = re.compile(r"\[(?:\\.|[^\\\]])*\]|\\u\{[0-9a-fA-F]+\}|\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}|\\.|.", re.DOTALL)
-_CODE = re.compile(r"\\[ux](?:\{([0-9a-fA-F]+)\}|([0-9a-fA-F]+))")
+FORMATTED = {"pattern", "minLength", "maxLength"}  # none of them beside a format
+_FORMATS = {
+    "date",
+    "time",
+    "date-time",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uuid",
+    "uri",
+    "uri-reference",
+}
+_FORMATS |= {"uri-template", "json-pointer", "relative-json-pointer"}
+_NO_FORMATS = {"idn-email", "idn-hostname", "iri", "iri-reference", "regex"}  # others are notes
+_SHAPES: dict[type, tuple[str, tuple[str, ...]]] = {
+    dict: ("an object", ("properties", "patternProperties", "$defs", "definitions")),
+    list: ("a list", ("required", "enum", "anyOf", "oneOf", "allOf", "prefixItems")),
+}
+_LARGEST = 2**63 - 1
+_CONDITIONS = {"type", "const", "enum", *_OF_TYPES, *_TELL_TYPES, *_UNKEPT, *_BRANCHES}
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
     "boolean": lambda value: isinstance(value, bool),
@@ -107,21 +127,51 @@ def schemas_of(tag: Any) -> Iterator[Any]:
             yield part["json_schema"]
 
 
-def _find(root: Any) -> Iterator[tuple[str, str]]:
+def walk(root: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schema and those inside it, each with where it stands. What it is made of may be changed before the next."""
     waiting: list[tuple[str, Any]] = [("", root)]
     while waiting:
         where, schema = waiting.pop()
-        if not isinstance(schema, dict):
-            continue
-        yield from ((where, f"{name} is not supported") for name in _UNKEPT if schema.get(name) not in (None, False))
+        if isinstance(schema, dict):
+            yield where, schema
+            waiting += _inside(where, schema)
+
+
+def types_of(schema: dict[str, Any]) -> Sequence[str]:
+    """What it says of the type of a value."""
+    types = schema.get("type", [])
+    return [types] if isinstance(types, str) else [each for each in types if isinstance(each, str)]
+
+
+def misshapen(root: Any) -> str | None:
+    """What of this schema is none, in one sentence."""
+    for where, schema in walk(root):
+        for kind, (said, names) in _SHAPES.items():
+            for name in names:
+                if not isinstance(schema.get(name, kind()), kind):
+                    return f"{where or '#'}: {name} must be {said}"
+        if not isinstance(schema.get("pattern", ""), str):
+            return f"{where or '#'}: pattern must be a text"
+        if not isinstance(schema.get("type", ""), str | list):
+            return f"{where or '#'}: type must be a name or a list of them"
+        if not all(isinstance(name, str) for name in schema.get("required", ())):
+            return f"{where or '#'}: required must be a list of names"
+    return None
+
+
+def _find(root: Any) -> Iterator[tuple[str, str]]:
+    for where, schema in walk(root):
+        for name in _UNKEPT:
+            if schema.get(name) is not None and not (name == "uniqueItems" and schema[name] is False):
+                yield where, f"{name} is not supported"
+        if "oneOf" in schema:
+            yield where, "oneOf is supported where types differ, or values that a required property lists"
         yield from ((where, problem) for check in _CHECKS for problem in check(schema))
-        declared = schema.get("properties")
-        if isinstance(schema.get("required"), list):
-            known = declared if isinstance(declared, dict) else {}
-            for name in schema["required"]:
-                if name not in known:
-                    yield where, f"required names {name!r}, which properties do not"
-        waiting += _inside(where, schema)
+        if where and "$id" in schema and any("$ref" in part for _, part in walk(schema)):
+            yield where, "$id around a $ref is not supported"
+        for name in schema.get("required", ()):
+            if name not in schema.get("properties", {}):
+                yield where, f"required names {name!r}, which properties do not"
 
 
 def _beside(schema: dict[str, Any]) -> Iterator[str]:
@@ -129,13 +179,31 @@ def _beside(schema: dict[str, Any]) -> Iterator[str]:
     for name in _BRANCHES:
         if name not in schema:
             continue
-        rest = set(schema) - _NOTES - {name}
+        rest = set(schema) & _CONDITIONS - {name}
         branches = schema[name] if isinstance(schema[name], list) else []
-        if "type" in rest and all(isinstance(one, dict) and one.get("type") == schema["type"] for one in branches):
-            rest -= {"type"} if branches else set()
+        if branches and all(isinstance(one, dict) and _of_type(one, schema) for one in branches):
+            rest -= {"type"}
         if rest:
             yield f"{', '.join(sorted(rest))} beside {name} is not supported"
         return
+
+
+def _of_type(branch: dict[str, Any], schema: dict[str, Any]) -> bool:
+    """Whether the type of the whole adds nothing to what the branch says."""
+    if "type" in branch:
+        return bool(branch["type"] == schema.get("type"))
+    return _typed(values_of(branch), schema)
+
+
+def values_of(schema: dict[str, Any]) -> Sequence[Any]:
+    """Those that it lists."""
+    return [schema["const"]] if "const" in schema else schema.get("enum", [])
+
+
+def _typed(values: Sequence[Any], schema: dict[str, Any]) -> bool:
+    """Whether there are values, all of a type that the schema allows."""
+    kinds = [_TYPES[each] for each in types_of(schema) if each in _TYPES]
+    return bool(values) and (not kinds or all(any(kind(value) for kind in kinds) for value in values))
 
 
 def _listed(schema: dict[str, Any]) -> Iterator[str]:
@@ -146,10 +214,9 @@ def _listed(schema: dict[str, Any]) -> Iterator[str]:
         rest = sorted(set(schema) & (_OF_TYPES | _TELL_TYPES | {"const", "enum"}) - {name})
         if rest:
             yield f"{', '.join(rest)} beside {name} is not supported"
-        values = schema[name] if name == "enum" and isinstance(schema[name], list) else [schema[name]]
-        types = schema.get("type", [])
-        kinds = [_TYPES[each] for each in ([types] if isinstance(types, str) else types) if each in _TYPES]
-        if kinds and not all(any(kind(value) for kind in kinds) for value in values):
+        if any(not -_LARGEST <= number <= _LARGEST for number in _integers(values_of(schema))):
+            yield f"{name} has a number beyond {_LARGEST}"
+        if values_of(schema) and not _typed(values_of(schema), schema):
             yield f"{name} has a value that is not of its type"
         return
 
@@ -162,33 +229,60 @@ def _untyped(schema: dict[str, Any]) -> Iterator[str]:
         yield f"{', '.join(rest)} without type is not supported"
 
 
-def _escaped(schema: dict[str, Any]) -> Iterator[str]:
-    """Characters that JSON has to escape: the compiler writes those of an expression as they are. Among others in a
-    class it leaves them out."""
-    names = schema.get("patternProperties")
-    for pattern in (schema.get("pattern"), *(names if isinstance(names, dict) else ())):
-        for piece in _PIECES.findall(pattern) if isinstance(pattern, str) else ():
-            inside = _PIECES.findall(piece[1:-1]) if piece[0] == "[" else [piece]
-            if len(inside) == 1 and (_character(inside[0]) < " " or _character(inside[0]) in '"\\'):
-                yield f"pattern with {inside[0][:10]!r}, which JSON escapes, is not supported"
+def _integers(value: Any) -> Iterator[int]:
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case int() as number:
+                yield number
+            case dict() as part:
+                waiting += part.values()
+            case list() as parts:
+                waiting += parts
 
 
-def _character(piece: str) -> str:
-    """The one that a piece of an expression is; the last letter of one that is a class or something else."""
-    code = _CODE.fullmatch(piece)
-    if code is not None:
-        return chr(min(int(code[1] or code[2], 16), sys.maxunicode))
-    return "\n" if len(piece) > 1 and piece[1] in "nrtfv0c" else piece[-1]
+def _formatted(schema: dict[str, Any]) -> Iterator[str]:
+    said = schema.get("format")
+    if said in _NO_FORMATS:
+        yield f"format {said!r} is not supported"
+    if said in _FORMATS:
+        rest = sorted(set(schema) & FORMATTED)
+        if rest:
+            yield f"{', '.join(rest)} beside format is not supported"
+        if not types_of(schema) and {"const", "enum"}.isdisjoint(schema):
+            yield "format without type is not supported"
+
+
+def _empty(schema: dict[str, Any]) -> Iterator[str]:
+    """What no value is: the compiler writes an empty one."""
+    yield from (f"{name} must not be empty" for name in ("type", *_BRANCHES) if schema.get(name) == [])
+    if "number" in types_of(schema):
+        low, high = [
+            [schema[name] for name in names if _number(schema.get(name))]
+            for names in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
+        ]
+        if low and high and math.ceil(max(low) * 10**6) > math.floor(min(high) * 10**6):
+            yield "no number of six decimals is within its bounds"
 
 
 def _named(schema: dict[str, Any]) -> Iterator[str]:
     """The compiler takes all keys that fit their names, whatever else is said of them."""
-    for name in ("additionalProperties", "unevaluatedProperties"):
+    for name in ("additionalProperties", "unevaluatedProperties", "properties", "patternProperties"):
         if "propertyNames" in schema and schema.get(name, True) is not True:
             yield f"{name} beside propertyNames is not supported"
+    names = schema.get("propertyNames")
+    if isinstance(names, dict) and names.get("type", "string") != "string":
+        yield "propertyNames of another type than string are not supported"
+    patterns = schema.get("patternProperties", {})
+    values = [*patterns.values(), *([rest] if (rest := schema.get("additionalProperties", False)) is not False else [])]
+    if patterns and any(value != values[0] for value in values):
+        yield "patternProperties of several kinds, or beside additionalProperties, are not supported"
+    for name in schema.get("properties", {}):
+        if any(re.search(pattern, name) for pattern in patterns):
+            yield f"a pattern of patternProperties that fits {name!r}, one of properties, is not supported"
 
 
-_CHECKS = (_beside, _listed, _untyped, _escaped, _named)
+_CHECKS = (_beside, _listed, _untyped, _formatted, _empty, _named)
 
 
 def _number(value: Any) -> bool:

@@ -7,130 +7,24 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import pytest
-import xgrammar
-from tokenizers import Tokenizer
+from fitting import AT_ONCE, END, TARGET, VOCAB, of, until
 
-from dspark.token_bytes import read_token_bytes
 from dspark.types import Constraint, ConstraintKind, RefusalReason
 from verify_service.grammars import grammars as module
-from verify_service.grammars.compiling import compiled
 from verify_service.grammars.grammars import (
     CPU_S,
     CROWDED_S,
     MAX_OF_ONE,
-    CompiledGrammar,
     GrammarFailed,
     GrammarRefused,
     Grammars,
     GrammarUnsupported,
 )
-from verify_service.interface import Grammar
 
-TARGET = Path(__file__).parents[2] / "data" / "pair" / "target"
-VOCAB, END = 512, 0
-AT_ONCE = 4
 KIND = ConstraintKind
-NODE = {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}, "required": ["c"]}
-
-
-@pytest.fixture(scope="module")
-def grammars() -> Grammars:
-    return Grammars(TARGET, VOCAB, [END])
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return Tokenizer.from_file(str(TARGET / "tokenizer.json"))
-
-
-def of(future: Future[Grammar]) -> Grammar:
-    return future.result(timeout=60)
-
-
-def until(met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not met():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def fits(grammars: Grammars, tokenizer: Any, constraint: Constraint, text: str) -> bool:
-    matcher = of(grammars.compile(constraint, "")).matcher()
-    try:
-        matcher.accept(tokenizer.encode(text).ids)
-    except ValueError:
-        return False
-    return bool(matcher.masks(())[0, 0] >> END & 1)
-
-
-def tagged(expression: str) -> str:
-    elements = [{"type": "regex", "pattern": expression}]
-    return json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
-
-
-SHORT = {"type": "json_schema", "json_schema": {"type": "string", "maxLength": 2}}
-LENGTH_IN_TAG = json.dumps({"type": "structural_tag", "format": SHORT})
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "good", "bad"),
-    [
-        (KIND.REGEX, "[a-c]+x?", "abcx", "abd"),
-        (KIND.REGEX, r"a.{1,3}[.]\.", "a\\é..", "a\n.."),
-        (KIND.REGEX, r"[^x].", "\nb", "\n\n"),
-        (KIND.STRUCTURAL_TAG, tagged(r"[^x].[.]"), "\nb.", "\n\n."),
-        (KIND.GRAMMAR, 'root ::= "(" root ")" | "x"', "((x))", "((x)"),
-        (KIND.CHOICE, json.dumps(['say "ü"\n', "no"]), 'say "ü"\n', "yes"),
-        (KIND.CHOICE, json.dumps(["🙂 \x7f\u2028", "no"]), "🙂 \x7f\u2028", "🙃"),
-        (KIND.JSON_SCHEMA, json.dumps({"enum": ["🙂"]}), '"🙂"', '"🙃"'),
-        (KIND.JSON_OBJECT, "", '{"a": [1, null]}', "[1]"),
-        (
-            KIND.JSON_SCHEMA,
-            '{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"]}',
-            '{"n": 3}',
-            "{}",
-        ),
-        (KIND.JSON_SCHEMA, '{"type":"string","minLength":2,"maxLength":3}', '"äß"', '"ä"'),
-        (KIND.JSON_SCHEMA, '{"type":"string","maxLength":3}', '"a b"', '"a\tb"'),
-        (KIND.JSON_SCHEMA, '{"type":["string","null"],"minLength":1}', '"ab"', '"\x01"'),
-        (KIND.JSON_SCHEMA, '{"type":["string","null"],"minLength":1}', "null", '""'),
-        (KIND.JSON_SCHEMA, '{"$ref":"#/$defs/a","$defs":{"a":{"type":"string","maxLength":2}}}', '"ß"', '"\t"'),
-        (KIND.STRUCTURAL_TAG, LENGTH_IN_TAG, '"ab"', '"\t"'),
-        (KIND.STRUCTURAL_TAG, '{"type":"structural_tag","format":{"type":"const_string","value":"hi"}}', "hi", "ho"),
-    ],
-)
-def test_answers_fit_their_form(
-    kind: ConstraintKind, text: str, good: str, bad: str, grammars: Grammars, tokenizer: Any
-) -> None:
-    constraint = Constraint(kind, text)
-    assert fits(grammars, tokenizer, constraint, good)
-    assert not fits(grammars, tokenizer, constraint, bad)
-
-
-def test_a_choice_is_written_letter_by_letter() -> None:
-    words = [bytes([byte]) for byte in range(256)]
-    info = xgrammar.TokenizerInfo([*words, b""], vocab_size=257, stop_token_ids=[256])
-    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-    made = compiled(compiler, Constraint(KIND.CHOICE, json.dumps(['🙂\x7f"\\', "\u2028\x00"])))
-    for text in ('🙂\x7f"\\', "\u2028\x00"):
-        matcher = CompiledGrammar(made, [256]).matcher()
-        matcher.accept([*text.encode(), 256])
-        assert not len(matcher.masks(())), "it is over"
-
-
-def test_special_tokens_are_no_text() -> None:
-    words = read_token_bytes(TARGET, VOCAB)
-    assert words is not None
-    assert words[:3] == [b"", b"", b""]
-    assert b"a" in words
-
-
 HOSTILE = {
     "deep lists": (KIND.JSON_SCHEMA, '{"type":"array","items":' * 4000 + "{}" + "}" * 4000),
     "many optional keys": (
@@ -147,9 +41,6 @@ HOSTILE = {
 }
 
 
-QUOTED = ['"', r"\"", r"\\", r"\n", "\n", r"\x22", r"\u0022", r"\u{22}", '["]', r"[\n]", r"[\\]"]
-
-
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_cannot_be_compiled_is_refused_and_the_next_one_is_served(name: str, grammars: Grammars) -> None:
     hostile = Constraint(*HOSTILE[name])
@@ -157,105 +48,6 @@ def test_what_cannot_be_compiled_is_refused_and_the_next_one_is_served(name: str
         of(grammars.compile(hostile, ""))
     assert of(grammars.compile(Constraint(KIND.REGEX, f"{name}|x"), "")).matcher().masks(()).any()
     assert grammars.compile(hostile, "").done(), "it is remembered"
-
-
-@pytest.mark.parametrize(
-    ("schema", "named"),
-    [
-        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems"),
-        ({"type": "object", "properties": {"a": {"type": "array", "contains": {"const": 1}}}}, "/properties/a"),
-        ({"type": "object", "properties": {}, "required": ["z"]}, "'z'"),
-        ({"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["a"]}]}, "beside anyOf"),
-        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
-        ({"allOf": [{"type": "integer"}, {"minimum": 3}]}, "allOf"),
-        ({"type": "string", "pattern": "^a+$", "maxLength": 2}, "pattern"),
-        ({"not": {"type": "string"}}, "not is not supported"),
-        ({"type": "object", "required": ["a"]}, "'a'"),
-        ({"enum": ["a", "bbb"], "minLength": 2}, "minLength beside enum"),
-        ({"type": "array", "items": {"const": 1, "maximum": 0}}, "/items: maximum beside const"),
-        ({"type": "string", "enum": [1, "a"]}, "enum has a value that is not of its type"),
-        ({"type": ["integer", "null"], "const": True}, "const has a value that is not of its type"),
-        ({"const": "a", "enum": ["a", "b"]}, "enum beside const"),
-        ({"minLength": 3}, "minLength without type"),
-        ({"type": "object", "properties": {"a": {"minimum": 3, "description": "x"}}}, "minimum without type"),
-        ({"minItems": 2, "patternProperties": {"a": {}}}, "minItems, patternProperties without type"),
-        *(({"type": "string", "pattern": f"^a{each}+$"}, "which JSON escapes") for each in QUOTED),
-        ({"type": "object", "patternProperties": {'a"b': {}}}, "which JSON escapes"),
-        ({"type": "object", "properties": {"a": {"type": "string", "pattern": '"'}}}, "/properties/a: pattern with"),
-        ({"propertyNames": {"maxLength": 2, "type": "string"}, "additionalProperties": False}, "beside propertyNames"),
-        ({"type": "array", "unevaluatedItems": {"not": {"type": "string"}}}, "/unevaluatedItems: not"),
-        ({"$ref": "#"}, "ever ends"),
-        ({"$defs": {"n": NODE}, "$ref": "#/$defs/n"}, "ever ends"),
-        ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "ever ends"),
-        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "ever ends"),
-    ],
-)
-def test_a_schema_of_which_something_would_be_left_out_is_refused(
-    schema: dict[str, Any], named: str, grammars: Grammars
-) -> None:
-    with pytest.raises(GrammarRefused, match=named):
-        of(grammars.compile(Constraint(KIND.JSON_SCHEMA, json.dumps(schema)), ""))
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "string", "enum": ["a", "b"], "description": "x"},
-        {"type": ["number", "null"], "enum": [1, 1.5, None]},
-        {"type": "integer", "const": 3.0},
-        {"type": "string", "pattern": r"""^[^"\\]*["a][\s\S]\d\.\u0041\x2d$"""},
-        {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
-        {"items": {"type": "integer"}, "minItems": 2},
-        {"type": ["string", "integer"], "minLength": 2, "maximum": 3},
-        {"type": "object", "properties": {"not": {}, "required": {"type": "boolean"}}, "required": ["not"]},
-        {},
-        {"$defs": {"n": NODE | {"required": []}}, "$ref": "#/$defs/n"},
-        {"$defs": {"n": {"anyOf": [NODE, {"type": "null"}]}}, "$ref": "#/$defs/n"},
-        {"type": "array", "items": {"$ref": "#"}},
-        {"oneOf": [{"type": "integer"}, {"type": "null"}], "discriminator": {"propertyName": "kind"}, "example": 3},
-    ],
-)
-def test_a_schema_that_is_kept_whole_is_served(schema: dict[str, Any], grammars: Grammars) -> None:
-    of(grammars.compile(Constraint(KIND.JSON_SCHEMA, json.dumps(schema)), ""))
-
-
-@pytest.mark.parametrize("text", ['root ::= root "a"', "root ::= s\ns ::= s s"])
-def test_rules_that_lead_nowhere_are_refused(text: str, grammars: Grammars) -> None:
-    with pytest.raises(GrammarRefused, match="no answer"):
-        of(grammars.compile(Constraint(KIND.GRAMMAR, text), ""))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        'root ::= "a" root',
-        'root ::= "a" b | "c" root\nb ::= "b" c{1,3}\nc ::= "c" b',
-        'root ::= ("a" root)+ [a-z]*',
-    ],
-)
-def test_a_grammar_of_which_no_answer_ends_is_refused(text: str, grammars: Grammars) -> None:
-    with pytest.raises(GrammarRefused, match="no answer ever ends"):
-        of(grammars.compile(Constraint(KIND.GRAMMAR, text), ""))
-
-
-@pytest.mark.parametrize(
-    "text", ['root ::= "a" root | "b"', 'root ::= "a" b{0,3}\nb ::= "b" b', 'root ::= ("a" root)* [a-z]']
-)
-def test_a_grammar_of_which_some_answer_ends_is_served(text: str, grammars: Grammars) -> None:
-    of(grammars.compile(Constraint(KIND.GRAMMAR, text), ""))
-
-
-@pytest.mark.parametrize(
-    ("kind", "form"),
-    [
-        (KIND.CHOICE, ["whole", "\ud83d half"]),
-        (KIND.JSON_SCHEMA, {"enum": ["\ud83d half"]}),
-        (KIND.STRUCTURAL_TAG, {"type": "structural_tag", "format": {"type": "const_string", "value": "\ud83d half"}}),
-    ],
-)
-def test_half_a_character_is_refused_by_name(kind: ConstraintKind, form: Any, grammars: Grammars) -> None:
-    with pytest.raises(GrammarRefused, match="ud83d is a lone surrogate"):
-        of(grammars.compile(Constraint(kind, json.dumps(form)), ""))
 
 
 def test_a_grammar_is_kept_for_its_tenant_alone(grammars: Grammars) -> None:
@@ -286,13 +78,6 @@ class Counted(Grammars):
         self.allowed[constraint.text] = cpu_s
         assert self.go.acquire(timeout=60)
         return super()._ask(constraint, cpu_s, wall_s)
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On any machine, and on a busy one too."""
-    monkeypatch.setattr(module, "WALL_S", 50.0)
-    monkeypatch.setattr(module, "AT_ONCE", AT_ONCE)
 
 
 def test_who_asks_for_many_waits_behind_who_asks_for_few() -> None:

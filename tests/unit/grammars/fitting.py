@@ -1,0 +1,37 @@
+"""Whether a text fits a form at the tiny target."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from dspark.types import Constraint
+from verify_service.grammars.grammars import Grammars
+from verify_service.interface import Grammar
+
+TARGET = Path(__file__).parents[2] / "data" / "pair" / "target"
+VOCAB, END = 512, 0
+AT_ONCE = 4
+
+
+def of(future: Future[Grammar]) -> Grammar:
+    return future.result(timeout=60)
+
+
+def until(met: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not met():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def fits(grammars: Grammars, tokenizer: Any, constraint: Constraint, text: str) -> bool:
+    matcher = of(grammars.compile(constraint, "")).matcher()
+    try:
+        matcher.accept(tokenizer.encode(text).ids)
+    except ValueError:
+        return False
+    return bool(matcher.masks(())[0, 0] >> END & 1)

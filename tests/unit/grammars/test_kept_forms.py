@@ -1,0 +1,264 @@
+"""What answers may be: every one that ends is in its form, and what cannot be kept is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import xgrammar
+from fitting import TARGET, VOCAB, fits, of
+
+from dspark.token_bytes import read_token_bytes
+from dspark.types import Constraint, ConstraintKind
+from verify_service.grammars.compiling import checked, compiled
+from verify_service.grammars.grammars import CompiledGrammar, GrammarRefused, Grammars
+
+KIND = ConstraintKind
+NODE = {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}, "required": ["c"]}
+
+
+def tagged(expression: str) -> str:
+    elements = [{"type": "regex", "pattern": expression}]
+    return json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
+
+
+def text(**said: Any) -> str:
+    return json.dumps({"type": "string", **said})
+
+
+CAT, DOG = ({"properties": {"is": {"const": name}}, "required": ["is"]} for name in ("cat", "dog"))
+PETS = {"$defs": {"cat": CAT, "dog": DOG}, "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}]}
+PART = {"type": "object", "properties": {"m": {}}, "required": ["m"]}
+BOTH = {
+    "$defs": {"n": {"properties": {"n": {"type": "integer"}}, "required": ["n"]}},
+    "allOf": [{"$ref": "#/$defs/n"}, PART],
+}
+KEYS = {"$defs": {"k": {"enum": ["a", "b"]}}, "propertyNames": {"$ref": "#/$defs/k"}, "additionalProperties": {}}
+TUPLE = {"type": "array", "items": [{"type": "string"}, {"type": "integer"}], "minItems": 2}
+SHORT = {"type": "json_schema", "json_schema": {"type": "string", "maxLength": 2}}
+LENGTH_IN_TAG = json.dumps({"type": "structural_tag", "format": SHORT})
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "good", "bad"),
+    [
+        (KIND.REGEX, "[a-c]+x?", "abcx", "abd"),
+        (KIND.REGEX, r"a.{1,3}[.]\.", "a\\é..", "a\n.."),
+        (KIND.REGEX, r"[^x].", "\nb", "\n\n"),
+        (KIND.STRUCTURAL_TAG, tagged(r"[^x].[.]"), "\nb.", "\n\n."),
+        (KIND.GRAMMAR, 'root ::= "(" root ")" | "x"', "((x))", "((x)"),
+        (KIND.CHOICE, json.dumps(['say "ü"\n', "no"]), 'say "ü"\n', "yes"),
+        (KIND.CHOICE, json.dumps(["🙂 \x7f\u2028", "no"]), "🙂 \x7f\u2028", "🙃"),
+        (KIND.JSON_SCHEMA, json.dumps({"enum": ["🙂"]}), '"🙂"', '"🙃"'),
+        (KIND.JSON_OBJECT, "", '{"a": [1, null]}', "[1]"),
+        (
+            KIND.JSON_SCHEMA,
+            '{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"]}',
+            '{"n": 3}',
+            "{}",
+        ),
+        (KIND.JSON_SCHEMA, '{"type":"string","minLength":2,"maxLength":3}', '"äß"', '"ä"'),
+        (KIND.JSON_SCHEMA, '{"type":"string","maxLength":3}', '"a b"', '"a\tb"'),
+        (KIND.JSON_SCHEMA, '{"type":["string","null"],"minLength":1}', '"ab"', '"\x01"'),
+        (KIND.JSON_SCHEMA, '{"type":["string","null"],"minLength":1}', "null", '""'),
+        (KIND.JSON_SCHEMA, '{"$ref":"#/$defs/a","$defs":{"a":{"type":"string","maxLength":2}}}', '"ß"', '"\t"'),
+        (KIND.JSON_SCHEMA, text(pattern="^1(-a+)?$"), '"1-aa"', '"1aa"'),
+        (KIND.JSON_SCHEMA, text(pattern=r"^((.){0,2}){0,1}((a|a)|(?:a){1,2})$"), '"abaa"', '"abaaa"'),
+        (KIND.JSON_SCHEMA, text(pattern="^.$"), '"é"', r'"\""'),
+        (KIND.JSON_SCHEMA, text(pattern=r"^[\t-z]$"), '"a"', '"\t"'),
+        (KIND.JSON_SCHEMA, text(format="date"), '"2024-02-29"', '"2023-02-29"'),
+        (KIND.JSON_SCHEMA, text(format="date-time"), '"2023-04-30T10:59:59.5Z"', '"2023-04-31T10:59:59Z"'),
+        (KIND.JSON_SCHEMA, text(format="time"), '"10:59:59+02:00"', '"10:59:60Z"'),
+        (KIND.JSON_SCHEMA, text(format="ipv4"), '"10.0.99.255"', '"10.0.09.255"'),
+        (KIND.JSON_SCHEMA, text(format="json-pointer"), '"/a~0/"', '"/a\x01"'),
+        (KIND.JSON_SCHEMA, text(format="uri-template"), '"/a{?b,c*}"', '"/a{!b}"'),
+        (KIND.JSON_SCHEMA, json.dumps(PETS), '{"is": "cat"}', '{"is": "cow"}'),
+        (KIND.JSON_SCHEMA, json.dumps({"oneOf": [PART, {"type": "null"}]}), "null", '{"is": "dog"}'),
+        (KIND.JSON_SCHEMA, json.dumps(BOTH), '{"n": 1, "m": 2}', '{"n": 1}'),
+        (KIND.JSON_SCHEMA, json.dumps(BOTH | {"unevaluatedProperties": False}), '{"n": 1, "m": 2}', '{"m": 2}'),
+        (KIND.JSON_SCHEMA, json.dumps(KEYS), '{"b": null}', '{"c": null}'),
+        (KIND.JSON_SCHEMA, '{"propertyNames":{"type":"string"},"additionalProperties":{}}', '{"c": 1}', "[]"),
+        (KIND.JSON_SCHEMA, '{"propertyNames":{"pattern":"^a$"},"additionalProperties":{}}', '{"a": 1}', '{"b": 1}'),
+        (KIND.JSON_SCHEMA, '{"propertyNames":{"type":"string","format":"date"}}', '{"2000-01-01": 1}', '{"b": 1}'),
+        (KIND.JSON_SCHEMA, json.dumps(TUPLE), '["a", 1]', '["a", 1, 2]'),
+        (KIND.JSON_SCHEMA, json.dumps(TUPLE | {"additionalItems": {"type": "null"}}), '["a", 1, null]', '["a", 1, 2]'),
+        (KIND.STRUCTURAL_TAG, LENGTH_IN_TAG, '"ab"', '"\t"'),
+        (KIND.STRUCTURAL_TAG, '{"type":"structural_tag","format":{"type":"const_string","value":"hi"}}', "hi", "ho"),
+    ],
+)
+def test_answers_fit_their_form(
+    kind: ConstraintKind, text: str, good: str, bad: str, grammars: Grammars, tokenizer: Any
+) -> None:
+    constraint = Constraint(kind, text)
+    assert fits(grammars, tokenizer, constraint, good)
+    assert not fits(grammars, tokenizer, constraint, bad)
+
+
+def test_a_choice_is_written_letter_by_letter() -> None:
+    words = [bytes([byte]) for byte in range(256)]
+    info = xgrammar.TokenizerInfo([*words, b""], vocab_size=257, stop_token_ids=[256])
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    made = compiled(compiler, Constraint(KIND.CHOICE, json.dumps(['🙂\x7f"\\', "\u2028\x00"])))
+    for text in ('🙂\x7f"\\', "\u2028\x00"):
+        matcher = CompiledGrammar(made, [256]).matcher()
+        matcher.accept([*text.encode(), 256])
+        assert not len(matcher.masks(())), "it is over"
+
+
+def test_no_answer_has_half_a_character_or_a_token_beyond_the_vocabulary(capfd: pytest.CaptureFixture[str]) -> None:
+    info = xgrammar.TokenizerInfo([bytes([byte]) for byte in range(256)], vocab_size=257, stop_token_ids=[256])
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    for form in (Constraint(KIND.JSON_SCHEMA, text()), Constraint(KIND.REGEX, '"[^a]|"[b-\uffff]')):
+        matcher = CompiledGrammar(checked(compiled(compiler, form)), [256]).matcher()
+        matcher.accept(b'"\xed')
+        assert not any(matcher.masks(())[0, byte // 32] >> byte % 32 & 1 for byte in range(0xA0, 0xC0))
+    assert "out of range" not in capfd.readouterr().err
+
+
+def test_special_tokens_are_no_text() -> None:
+    words = read_token_bytes(TARGET, VOCAB)
+    assert words is not None
+    assert words[:3] == [b"", b"", b""]
+    assert b"a" in words
+
+
+QUOTED = {
+    '"': '"',
+    r"\"": '"',
+    r"\\": "\\",
+    r"\n": "\n",
+    "\n": "\n",
+    r"\x22": '"',
+    r"\u{22}": '"',
+    '["]': '"',
+    r"[\b]": "\b",
+}
+
+
+@pytest.mark.parametrize("piece", QUOTED)
+@pytest.mark.parametrize("more", ["", "+", "|b"])
+def test_a_pattern_is_written_as_json_writes_it(piece: str, more: str, grammars: Grammars, tokenizer: Any) -> None:
+    constraint = Constraint(KIND.JSON_SCHEMA, text(pattern=f"^a(?:{piece}{more})c$"))
+    assert fits(grammars, tokenizer, constraint, json.dumps(f"a{QUOTED[piece]}c"))
+    assert not fits(grammars, tokenizer, constraint, f'"a{QUOTED[piece]}c"')
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems"),
+        ({"type": "object", "properties": {"a": {"type": "array", "contains": {"const": 1}}}}, "/properties/a"),
+        ({"type": "object", "properties": {}, "required": ["z"]}, "'z'"),
+        ({"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["a"]}]}, "beside anyOf"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+        ({"allOf": [{"type": "integer"}, {"minimum": 3}]}, "allOf"),
+        ({"type": "string", "pattern": "^a+$", "maxLength": 2}, "pattern"),
+        ({"not": {"type": "string"}}, "not is not supported"),
+        ({"type": "object", "required": ["a"]}, "'a'"),
+        ({"enum": ["a", "bbb"], "minLength": 2}, "minLength beside enum"),
+        ({"type": "array", "items": {"const": 1, "maximum": 0}}, "/items: maximum beside const"),
+        ({"type": "string", "enum": [1, "a"]}, "enum has a value that is not of its type"),
+        ({"type": ["integer", "null"], "const": True}, "const has a value that is not of its type"),
+        ({"const": "a", "enum": ["a", "b"]}, "enum beside const"),
+        ({"minLength": 3}, "minLength without type"),
+        ({"type": "object", "properties": {"a": {"minimum": 3, "description": "x"}}}, "minimum without type"),
+        ({"minItems": 2, "patternProperties": {"a": {}}}, "minItems, patternProperties without type"),
+        ({"type": "string", "pattern": r"^[\n\t]$"}, "JSON escapes alone"),
+        ({"type": "string", "pattern": r"^\ud83d$"}, "half of a character"),
+        ({"type": "string", "format": "date", "pattern": "^2"}, "pattern beside format"),
+        ({"format": "date"}, "format without type"),
+        ({"type": "string", "format": "iri"}, "format 'iri'"),
+        ({"type": "object", "properties": {"a": {"if": False, "else": {}}}}, "/properties/a: if is not supported"),
+        ({"anyOf": []}, "anyOf must not be empty"),
+        ({"type": []}, "type must not be empty"),
+        ({"type": "number", "minimum": 1e-7, "exclusiveMaximum": 2e-7}, "no number of six decimals"),
+        ({"const": {"a": [2**63]}}, "const has a number beyond"),
+        ({"type": "string", "oneOf": [{"const": "a"}, {"const": 1}]}, "type beside anyOf"),
+        ({"properties": {"a": {"$id": "x:y", "items": {"$ref": "#/$defs/b"}}}}, "/properties/a: .id around a .ref"),
+        ({"properties": {"aa": {}}, "propertyNames": {"maxLength": 1}}, "properties beside propertyNames"),
+        ({"type": "object", "propertyNames": {"type": "integer"}}, "propertyNames of another type"),
+        ({"properties": {"aa": {}}, "patternProperties": {"a": {}}}, "fits 'aa'"),
+        ({"type": "object", "patternProperties": {"^a": {}, "a$": {"type": "null"}}}, "several kinds"),
+        ({"allOf": [{"properties": {"a": {"type": "string"}}}, {"properties": {"a": {"type": "null"}}}]}, "allOf"),
+        ({"type": "object", "properties": []}, "properties must be an object"),
+        ({"type": "object", "properties": {"a": {"enum": {}}}}, "/properties/a: enum must be a list"),
+        ({"type": "object", "required": [1]}, "required must be a list of names"),
+        ({"type": {}}, "type must be a name"),
+        ({"propertyNames": {"maxLength": 2, "type": "string"}, "additionalProperties": False}, "beside propertyNames"),
+        ({"type": "array", "unevaluatedItems": {"not": {"type": "string"}}}, "/unevaluatedItems: not"),
+        ({"$ref": "#"}, "ever ends"),
+        ({"$defs": {"n": NODE}, "$ref": "#/$defs/n"}, "ever ends"),
+        ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "ever ends"),
+        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "ever ends"),
+    ],
+)
+def test_a_schema_of_which_something_would_be_left_out_is_refused(
+    schema: dict[str, Any], named: str, grammars: Grammars
+) -> None:
+    with pytest.raises(GrammarRefused, match=named):
+        of(grammars.compile(Constraint(KIND.JSON_SCHEMA, json.dumps(schema)), ""))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "enum": ["a", "b"], "description": "x"},
+        {"type": ["number", "null"], "enum": [1, 1.5, None]},
+        {"type": "integer", "const": 3.0},
+        {"type": "string", "pattern": r"""^[^"\\]*["a][\s\S]\d\.\u0041\x2d$"""},
+        {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        {"items": {"type": "integer"}, "minItems": 2},
+        {"type": ["string", "integer"], "minLength": 2, "maximum": 3},
+        {"type": "object", "properties": {"not": {}, "required": {"type": "boolean"}}, "required": ["not"]},
+        {},
+        {"$defs": {"n": NODE | {"required": []}}, "$ref": "#/$defs/n"},
+        {"$defs": {"n": {"anyOf": [NODE, {"type": "null"}]}}, "$ref": "#/$defs/n"},
+        {"type": "array", "items": {"$ref": "#"}},
+        {"type": "string", "oneOf": [{"const": "a", "title": "A"}, {"const": "b"}], "x-order": 3},
+        {"$ref": "#/components/n", "components": {"n": {"type": "integer"}}},
+        {"type": "object", "patternProperties": {"^[a-z]$": {}}, "properties": {"A": {}}},
+        {"oneOf": [{"type": "integer"}, {"type": "null"}], "discriminator": {"propertyName": "kind"}, "example": 3},
+    ],
+)
+def test_a_schema_that_is_kept_whole_is_served(schema: dict[str, Any], grammars: Grammars) -> None:
+    of(grammars.compile(Constraint(KIND.JSON_SCHEMA, json.dumps(schema)), ""))
+
+
+@pytest.mark.parametrize("text", ['root ::= root "a"', "root ::= s\ns ::= s s"])
+def test_rules_that_lead_nowhere_are_refused(text: str, grammars: Grammars) -> None:
+    with pytest.raises(GrammarRefused, match="no answer"):
+        of(grammars.compile(Constraint(KIND.GRAMMAR, text), ""))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'root ::= "a" root',
+        'root ::= "a" b | "c" root\nb ::= "b" c{1,3}\nc ::= "c" b',
+        'root ::= ("a" root)+ [a-z]*',
+    ],
+)
+def test_a_grammar_of_which_no_answer_ends_is_refused(text: str, grammars: Grammars) -> None:
+    with pytest.raises(GrammarRefused, match="no answer ever ends"):
+        of(grammars.compile(Constraint(KIND.GRAMMAR, text), ""))
+
+
+@pytest.mark.parametrize(
+    "text", ['root ::= "a" root | "b"', 'root ::= "a" b{0,3}\nb ::= "b" b', 'root ::= ("a" root)* [a-z]']
+)
+def test_a_grammar_of_which_some_answer_ends_is_served(text: str, grammars: Grammars) -> None:
+    of(grammars.compile(Constraint(KIND.GRAMMAR, text), ""))
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        (KIND.CHOICE, ["whole", "\ud83d half"]),
+        (KIND.JSON_SCHEMA, {"enum": ["\ud83d half"]}),
+        (KIND.STRUCTURAL_TAG, {"type": "structural_tag", "format": {"type": "const_string", "value": "\ud83d half"}}),
+    ],
+)
+def test_half_a_character_is_refused_by_name(kind: ConstraintKind, form: Any, grammars: Grammars) -> None:
+    with pytest.raises(GrammarRefused, match="ud83d is a lone surrogate"):
+        of(grammars.compile(Constraint(kind, json.dumps(form)), ""))

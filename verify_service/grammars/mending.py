@@ -1,0 +1,116 @@
+"""What the compiler writes of a form, mended before it is compiled: every answer is text, and strings are JSON's.
+
+Classes of characters take no surrogates, which are halves of characters; texts of a bounded length take no control
+characters, which JSON has none of. Regular expressions of a schema are read as those that stand alone, and written as
+JSON writes them: what the compiler makes of them inside a schema takes too much where something optional ends in a
+repetition, `(-a+)?`, and takes characters that JSON escapes as they are.
+
+Of grammars as xgrammar serialises them: rules with an expression each, expressions as runs of numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from verify_service.grammars.readings import BYTES, CHOICES, CLASS, EMPTY, REPEAT, RULE, SEQUENCE, STAR
+from verify_service.grammars.schema import walk
+
+REGEX = 12  # a kind of expression
+# What a text of a bounded length is made of: all but quotes, backslashes and ends of lines.
+_BOUNDED = [1, 34, 34, 92, 92, 13, 13, 10, 10]
+_HALVES = (0xD800, 0xDFFF)
+_UNWRITTEN = ((0, 31), (34, 34), (92, 92))  # what JSON writes with a backslash
+
+
+def mended(written: str, of_expression: Callable[[str], str]) -> str:
+    """written: a grammar. of_expression: the grammar of a regular expression. Raises ValueError."""
+    told = json.loads(written)
+    made = _expressions(told)
+    for place, (kind, parts) in enumerate(list(made)):
+        if kind == REGEX and parts[0]:  # inside a string of JSON
+            expression = bytes.fromhex(bytes(parts[2:]).decode()).decode()
+            made += [(RULE, [_take(told, made, json.loads(of_expression(expression)))]), (SEQUENCE, [len(made)])]
+            made[place] = (CHOICES, [len(made) - 1])
+        elif kind in (CLASS, STAR):
+            made[place] = (kind, _without(parts, [_HALVES, *(_UNWRITTEN if parts == _BOUNDED else ())]))
+        elif kind == BYTES:
+            _whole(parts)
+    data, begins = list[int](), list[int]()
+    for kind, parts in made:
+        begins.append(len(data))
+        data += [kind, len(parts), *parts]
+    return json.dumps({**told, "grammar_expr_data": data, "grammar_expr_indptr": begins})
+
+
+def coded(schema: Any) -> Any:
+    """A schema whose regular expressions the compiler passes on as they are, in place."""
+    for _, part in walk(schema):
+        if "pattern" in part:
+            part["pattern"] = _code(part["pattern"])
+        if "patternProperties" in part:
+            part["patternProperties"] = {_code(name): value for name, value in part["patternProperties"].items()}
+    return schema
+
+
+def _code(expression: str) -> str:
+    return "x" + expression.encode().hex()
+
+
+def _expressions(told: dict[str, Any]) -> list[tuple[int, list[int]]]:
+    data = told["grammar_expr_data"]
+    return [(data[at], data[at + 2 : at + 2 + data[at + 1]]) for at in told["grammar_expr_indptr"]]
+
+
+def _take(told: dict[str, Any], made: list[tuple[int, list[int]]], part: dict[str, Any]) -> int:
+    """Adds the grammar of an expression inside a string of JSON; its first rule."""
+    rules, at = len(told["rules"]), len(made)
+    for kind, parts in _expressions(part):
+        if kind in (RULE, REPEAT):
+            parts = [parts[0] + rules, *parts[1:]]
+        elif kind in (SEQUENCE, CHOICES):
+            parts = [each + at for each in parts]
+        elif kind in (CLASS, STAR):
+            if kind == CLASS and not parts[0] and len(parts) == 3 and parts[1] == parts[2] < 128:
+                kind, parts = BYTES, _escaped(parts[1:2])
+            else:
+                parts = _without(parts, [_HALVES, *_UNWRITTEN])
+        elif kind == BYTES:
+            _whole(parts)
+            parts = _escaped(parts)
+        elif kind != EMPTY:
+            raise ValueError("pattern with what looks ahead or behind is not supported")
+        made.append((kind, parts))
+    told["rules"] += [[f"{name} of {rules}", body + at, *rest] for name, body, *rest in part["rules"]]
+    root: int = part["root_rule_id"]
+    return root + rules
+
+
+def _without(parts: Sequence[int], out: Iterable[tuple[int, int]]) -> list[int]:
+    """A class of characters (whether all but these; first and last of each range) without these ranges."""
+    negated, *ends = parts
+    ranges = list(zip(ends[::2], ends[1::2], strict=True))
+    for low, high in out:
+        if negated:
+            ranges.append((low, high))
+        else:
+            cut = [((first, min(last, low - 1)), (max(first, high + 1), last)) for first, last in ranges]
+            ranges = [each for both in cut for each in both if each[0] <= each[1]]
+    if not ranges:
+        raise ValueError("pattern with characters that JSON escapes alone in a class is not supported")
+    return [negated, *(end for each in ranges for end in each)]
+
+
+def _whole(parts: Sequence[int]) -> None:
+    """Raises ValueError for bytes of half a character."""
+    try:
+        bytes(byte % 256 for byte in parts).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError("a lone surrogate, half of a character, is in no answer") from error
+
+
+def _escaped(parts: Sequence[int]) -> list[int]:
+    """As they stand in a string of JSON."""
+    text = bytes(byte % 256 for byte in parts).decode()
+    return list(json.dumps(text, ensure_ascii=False)[1:-1].encode())

@@ -1,0 +1,149 @@
+"""A JSON schema in words that the compiler keeps, wherever it says the same in others. Pure.
+
+Dates and addresses are patterns, one of several alternatives is any of them where a value cannot be two, objects of
+several parts are one; tuples, and conditions on keys, are written in one way.
+"""
+
+from __future__ import annotations
+
+import copy
+from itertools import combinations
+from typing import Any
+from urllib.parse import unquote
+
+from verify_service.grammars.schema import FORMATTED, NOTES, types_of, values_of, walk
+
+_YEAR = r"(000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})"
+_FOURTH = "(0[48]|[2468][048]|[13579][26])"
+_DAY = r"((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
+_DATE = rf"({_YEAR}-{_DAY}|(\d\d{_FOURTH}|{_FOURTH}00)-02-29)"
+_HOUR = r"([01]\d|2[0-3]):[0-5]\d"
+_TIME = rf"{_HOUR}:[0-5]\d(\.\d{{1,6}})?(Z|[+-]{_HOUR})"
+_BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_POINTER = "(/([^~/]|~[01])*)*"
+_VARIABLE = r"[A-Za-z0-9_]+(:[1-9]\d{0,3}|\*)?"
+_PATTERNS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}",
+    "json-pointer": _POINTER,
+    "uri-template": rf"([!#$&(-;=?-\[\]_a-z~]|\{{[+#./;?&]?{_VARIABLE}(,{_VARIABLE})*\}})*",
+    "relative-json-pointer": rf"(0|[1-9]\d*)(#|{_POINTER})",
+}
+_DEEPEST = 8  # references behind references, parts inside parts
+_MERGED = {"type", "properties", "required", "additionalProperties", "unevaluatedProperties", "allOf"}
+
+
+def rewritten(schema: Any) -> Any:
+    """The same schema, and what it is made of, in other words."""
+    made = copy.deepcopy(schema)
+    for _, part in walk(made):
+        _merge(part, made)
+        _part(part, made)
+        _name(part, made)
+        if isinstance(part.get("items"), list):
+            part["prefixItems"] = part.pop("items")
+            if "additionalItems" in part:
+                part["items"] = part.pop("additionalItems")
+        if part.get("format") in _PATTERNS and "string" in types_of(part) and FORMATTED.isdisjoint(part):
+            part["pattern"] = f"^{_PATTERNS[part.pop('format')]}$"
+    return made
+
+
+def _merge(part: dict[str, Any], root: Any) -> None:
+    """Objects that a value has to be all at once, in place."""
+    if not isinstance(part.get("allOf"), list) or (len(part["allOf"]) == 1 and part.keys() - NOTES == {"allOf"}):
+        return
+    pieces = list(_pieces(part, root, _DEEPEST))
+    properties, needed = dict[str, Any](), dict[str, None]()
+    for place, piece in enumerate(pieces):
+        if piece is None or piece.keys() - NOTES - _MERGED or piece.get("type", "object") != "object":
+            return
+        if piece.get("additionalProperties", True) is not True or (place and "unevaluatedProperties" in piece):
+            return
+        for name, value in piece.get("properties", {}).items():
+            if properties.setdefault(name, value) != value:
+                return
+        needed |= dict.fromkeys(piece.get("required", ()))
+    closed = part.pop("unevaluatedProperties", True)
+    del part["allOf"]
+    part |= {"type": "object", "properties": copy.deepcopy(properties), "required": list(needed)}
+    if closed is not True or any("additionalProperties" in piece for piece in pieces if piece):
+        part["additionalProperties"] = closed
+
+
+def _pieces(part: Any, root: Any, deep: int) -> Any:
+    found = _resolved(part, root)
+    yield found if deep else None
+    if found is not None and deep:
+        for each in found.get("allOf", ()):
+            yield from _pieces(each, root, deep - 1)
+
+
+def _part(part: dict[str, Any], root: Any) -> None:
+    """One of several becomes any of them where no value is two of them."""
+    if "anyOf" not in part and isinstance(part.get("oneOf"), list):
+        found = [_resolved(each, root) for each in part["oneOf"]]
+        if all(one and other and _apart(one, other) for one, other in combinations(found, 2)):
+            part["anyOf"] = part.pop("oneOf")
+
+
+def _apart(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    types = [set(types_of(each)) | ({"integer"} if "number" in types_of(each) else set()) for each in (one, other)]
+    if all(types) and types[0].isdisjoint(types[1]):
+        return True
+    if _differ(one, other):
+        return True
+    both = set(one.get("required", ())) & set(other.get("required", ()))
+    return any(_differ(*(each.get("properties", {}).get(name, {}) for each in (one, other))) for name in both)
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether each is one of several values, and none of the other's."""
+    values = [_told(each) for each in (one, other)]
+    return all(values) and values[0].isdisjoint(values[1])
+
+
+def _told(schema: Any) -> set[tuple[type, Any]]:
+    """The values that it lists, where they can be told from those of another list."""
+    values = values_of(schema) if isinstance(schema, dict) else []
+    if not all(isinstance(each, str | int | None) for each in values):
+        return set()
+    return {(type(each), each) for each in values}
+
+
+def _name(part: dict[str, Any], root: Any) -> None:
+    """What keys have to be, said by the properties."""
+    names = _resolved(part.get("propertyNames"), root)
+    if names is None or part.keys() & {"properties", "patternProperties", "unevaluatedProperties"}:
+        return
+    if names.get("type", "string") != "string":
+        return
+    rest, values = names.keys() - (NOTES - {"format"}) - {"type"}, part.get("additionalProperties", {})
+    texts = values_of(names)
+    if rest - {"pattern"} and not (rest <= {"enum", "const"} and all(isinstance(text, str) for text in texts)):
+        return
+    del part["propertyNames"]
+    part["additionalProperties"] = values
+    if rest:
+        part["additionalProperties"] = False
+        if "pattern" in rest:
+            part["patternProperties"] = {names["pattern"]: values}
+        else:
+            part["properties"] = {text: copy.deepcopy(values) for text in texts}
+
+
+def _resolved(schema: Any, root: Any) -> dict[str, Any] | None:
+    """Where it is a reference, what that names."""
+    for _ in range(_DEEPEST):
+        if not isinstance(schema, dict) or "$ref" not in schema:
+            return schema if isinstance(schema, dict) else None
+        if schema.keys() - NOTES != {"$ref"} or not isinstance(schema["$ref"], str):
+            return None
+        first, *steps = unquote(schema["$ref"]).split("/")
+        schema = root if first == "#" else None
+        for step in steps:
+            name = step.replace("~1", "/").replace("~0", "~")
+            schema = schema.get(name) if isinstance(schema, dict) else None
+    return None
