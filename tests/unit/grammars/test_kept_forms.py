@@ -80,7 +80,12 @@ LENGTH_IN_TAG = json.dumps({"type": "structural_tag", "format": SHORT})
         (KIND.JSON_SCHEMA, json.dumps(KEYS), '{"b": null}', '{"c": null}'),
         (KIND.JSON_SCHEMA, '{"propertyNames":{"type":"string"},"additionalProperties":{}}', '{"c": 1}', "[]"),
         (KIND.JSON_SCHEMA, '{"propertyNames":{"pattern":"^a$"},"additionalProperties":{}}', '{"a": 1}', '{"b": 1}'),
-        (KIND.JSON_SCHEMA, '{"propertyNames":{"type":"string","format":"date"}}', '{"2000-01-01": 1}', '{"b": 1}'),
+        (
+            KIND.JSON_SCHEMA,
+            '{"type":"object","propertyNames":{"type":"string","format":"date"}}',
+            '{"2000-01-01": 1}',
+            '{"b": 1}',
+        ),
         (KIND.JSON_SCHEMA, json.dumps(TUPLE), '["a", 1]', '["a", 1, 2]'),
         (KIND.JSON_SCHEMA, json.dumps(TUPLE | {"additionalItems": {"type": "null"}}), '["a", 1, null]', '["a", 1, 2]'),
         (KIND.STRUCTURAL_TAG, LENGTH_IN_TAG, '"ab"', '"\t"'),
