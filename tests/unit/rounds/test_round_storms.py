@@ -6,6 +6,7 @@ from collections import Counter
 from typing import get_args
 
 import pytest
+from rounds_cell import run_virtual
 from storm import Storm
 
 from dspark.rounds.events import Action
@@ -14,22 +15,24 @@ SEEDS = range(12)
 STEPS = 1500
 
 
+async def story(seed: int) -> Storm:
+    storm = Storm(seed)
+    await storm.run(STEPS)
+    return storm
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_happens_answers_are_whole_and_nothing_drawn_is_lost(seed: int) -> None:
-    storm = Storm(seed)
-    storm.run(STEPS)
-    storm.check()
-    assert storm.steps > STEPS
+    assert run_virtual(story(seed)).verifier.steps > STEPS
 
 
 def test_storms_meet_everything() -> None:
     said: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for seed in range(3):
-        storm = Storm(seed)
-        storm.run(STEPS)
-        said += storm.seen
-        counts += storm.loop.counts
+        verifier = run_virtual(story(seed)).verifier
+        said += verifier.seen
+        counts += verifier.counts
     assert {kind.__name__ for kind in get_args(Action)} == set(said)
     wanted = {"block that came late", "block of who left", "verdict of who was dropped", "pass that failed"}
     assert not wanted - set(counts), counts
