@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 from faults.oracle import plain_greedy
 
 from deploy.processes import ProcessCell
-from dspark.client import Client, Finished, InvalidRequest
 from dspark.errors import Unavailable
 from dspark.runtime.process import usable
 
@@ -33,16 +31,6 @@ def cell(golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.Tem
 @pytest.fixture(scope="module")
 def plain(golden_target: Path, golden_drafter: Path) -> list[list[int]]:
     return plain_greedy(golden_target, PROMPTS, TOKENS)
-
-
-def _settled(client: Client) -> bool:
-    """Waits at most a second for every sequence and page to be free."""
-    deadline = time.monotonic() + 1.0
-    while time.monotonic() < deadline:
-        if not any(process.sequences or process.pages_held for process in client.status().processes):
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def test_of_two_processors_the_workers_of_a_lane_share_one_and_of_more_nobody_is_kept_to_any(
@@ -91,28 +79,6 @@ def test_a_prompt_asked_again_is_prefilled_from_where_it_parts_and_drafted_for(c
         assert answer.end.speculation.verified_tokens > 0
 
 
-def test_a_seed_fixes_a_sampled_answer(cell: ProcessCell) -> None:
-    with cell.client() as client:
-        first, again, other = (
-            client.complete(PROMPTS[0], max_tokens=24, seed=seed, ignore_eos=True).token_ids for seed in (11, 11, 12)
-        )
-    assert first == again
-    assert first != other
-
-
-def test_an_answer_says_what_it_took(cell: ProcessCell) -> None:
-    with cell.client() as client:
-        answer = client.complete(PROMPTS[2], max_tokens=TOKENS, temperature=0.0, ignore_eos=True, policy="fixed:3")
-    shape = answer.as_json()
-    spec, usage = shape["speculation"], shape["usage"]
-    assert usage["prompt_tokens"] == len(PROMPTS[2])
-    assert usage["completion_tokens"] == len(shape["token_ids"]) == TOKENS
-    assert sum(spec["acceptance_histogram"]) == sum(spec["verified_histogram"]) == spec["rounds"]
-    assert sum(i * n for i, n in enumerate(spec["acceptance_histogram"])) == spec["accepted_tokens"]
-    assert sum(i * n for i, n in enumerate(spec["verified_histogram"])) == spec["verified_tokens"] > 0
-    assert shape["timings"]["ttft_ms"] <= shape["timings"]["total_ms"]
-
-
 def test_status_shows_every_process_and_the_curve_in_force(
     cell: ProcessCell, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,28 +99,6 @@ def test_status_shows_every_process_and_the_curve_in_force(
     assert len(lane["drafters"]) == 1
     assert lane["cost_curve_in_force"]
     assert lane["verify_cost"]["tokens"] == sorted(lane["verify_cost"]["tokens"])
-
-
-@pytest.mark.parametrize("moment", ["before the first token", "in the middle", "after the end"])
-def test_a_client_that_leaves_frees_everything_within_a_second(cell: ProcessCell, moment: str) -> None:
-    with cell.client() as client:
-        stream = client.generate(PROMPTS[0], max_tokens=400, ignore_eos=True)
-        taken = {"before the first token": 0, "in the middle": 20, "after the end": 1_000}[moment]
-        for _, event in zip(range(taken), stream, strict=False):
-            if isinstance(event, Finished):
-                break
-        stream.close()
-        assert _settled(client)
-
-
-def test_a_request_beyond_the_model_is_refused_by_field(cell: ProcessCell) -> None:
-    with cell.client() as client:
-        with pytest.raises(InvalidRequest) as caught:
-            client.complete([5, 128], max_tokens=4)
-        assert caught.value.field == "tokenized.input_ids"
-        with pytest.raises(InvalidRequest) as caught:
-            client.complete([5], max_tokens=4, top_p=1.5)
-        assert "top_p" in caught.value.field
 
 
 def test_generate_prints_ids_for_a_target_without_a_tokenizer(cell: ProcessCell, plain: list[list[int]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant, in_file
 
 L = "tests/unit/coordinator/test_lane.py::test_"
+SEVERAL = "tests/unit/coordinator/test_choices.py::test_"
 E = "tests/unit/coordinator/test_epochs_journaled.py::test_"
 SETTLES = (f"{L}a_verifier_that_will_leave_settles_its_sequences_and_they_move",)
 WRITTEN = (f"{L}r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged_before_it_is_shown",)
@@ -128,7 +129,7 @@ LANES: list[Mutant] = [
             "a token may come without its log-probability",
             "state.request.params.logprobs is not None and",
             "False and",
-            (f"{L}a_token_without_its_log_probability_ends_the_request",),
+            (f"{SEVERAL}a_verifier_that_keeps_log_probabilities_to_itself_fails_the_request",),
         ),
     ),
     *in_file(
@@ -167,13 +168,13 @@ LANES: list[Mutant] = [
             "answers of one request have their prompt run side by side",
             "if request.id in self._prompts:",
             "if False:",
-            (f"{L}answers_of_one_request_wait_for_the_first_one_s_prompt",),
+            (f"{SEVERAL}the_other_answers_come_when_the_prompt_of_the_first_is_in",),
         ),
         (
             "a prompt that is not coming is waited for",
             "            del self._prompts[placed.state.request.id]",
             "            pass",
-            (f"{L}siblings_do_not_wait_for_a_first_that_left",),
+            (f"{SEVERAL}answers_do_not_wait_for_a_first_that_left",),
         ),
     ),
     *in_file(

@@ -71,6 +71,7 @@ async def test_an_error_of_one_answer_ends_the_request() -> None:
         await read(states)
     assert cell.admission.running == cell.admission.queued == 0
     assert cell.admission.find("r") is None
+    assert cell.metrics.value("slow_readers_cut_total") == 1
     assert cell.clean()
 
 

@@ -17,12 +17,10 @@ from coordinator.lanes.conduct import Conduct
 from coordinator.lanes.request_state import LifeEvent
 from coordinator.planning.watchdog import PAUSE_S
 from coordinator.queue.scheduler import FORM_RETRY_S, QueueBounds
-from coordinator.requests.request import Request
 from dspark.errors import DsparkError, Overloaded, PeerError, RequestCancelled, Unavailable
 from dspark.rounds.control import Admission, DrafterAt, PassReport, Refused, Up, Use
 from dspark.rounds.events import Acknowledged, DrafterEvent, How, Release, Released, RoundReport, Why
 from dspark.rounds.plan import Plan, PlanKind
-from dspark.rounds.policy import parse_policy
 from dspark.types import Constraint, ConstraintKind, Draws, RefusalReason, SamplingParams
 
 POLICIES = ("adaptive", "fixed:1", "fixed:3", "threshold:0.5", "off")
@@ -52,16 +50,8 @@ async def test_several_policies_share_the_rounds_of_a_lane() -> None:
     assert max(i for i, count in enumerate(one.verified_histogram) if count) == 1
     assert max(i for i, count in enumerate(three.verified_histogram) if count) == 3
     assert off.drafted == 0
-    assert off.rounds == 59
+    assert off.rounds == 59 > 2 * three.rounds
     assert max(report.tokens for report in cell.port.said if isinstance(report, PassReport)) > len(POLICIES)
-
-
-@virtual
-async def test_drafts_take_fewer_rounds_than_tokens() -> None:
-    cell = RoundsCell()
-    state = cell.ask(max_tokens=60)
-    await cell.finish(state)
-    assert state.stats.rounds < 30
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 12))
@@ -126,17 +116,6 @@ async def test_cancelling_at_any_moment_leaves_nothing_behind(after_s: float) ->
 
 
 @virtual
-async def test_a_reader_that_is_too_slow_is_cut() -> None:
-    cell = RoundsCell(sink=5)
-    state = cell.ask(max_tokens=400)
-    await cell.finish(state)
-    assert cell.metrics.value("slow_readers_cut_total") == 1
-    assert cell.clean()
-    with pytest.raises(Overloaded):
-        await read(state)
-
-
-@virtual
 async def test_prefills_go_a_few_at_a_time_in_order() -> None:
     cell = RoundsCell(waits=Conduct(prefills=2))
     states = [cell.ask((seed, *range(200)), max_tokens=3) for seed in range(6)]
@@ -145,31 +124,6 @@ async def test_prefills_go_a_few_at_a_time_in_order() -> None:
     await cell.finish(*states)
     order = [each.admit.sequence for each in cell.port.told if isinstance(each, Admission)]
     assert order == sorted(order)
-
-
-@virtual
-async def test_answers_of_one_request_wait_for_the_first_one_s_prompt() -> None:
-    cell = RoundsCell()
-    request = Request("n", (7, 8, 9), SamplingParams(temperature=0.0), 9, parse_policy("adaptive"), choices=3)
-    states = cell.submit(request)
-    other = cell.ask((1, 2), max_tokens=9)
-    await asyncio.sleep(0.0001)
-    admitted = [each.admit.sequence for each in cell.port.told if isinstance(each, Admission)]
-    assert admitted == [states[0].sequence.number, other.sequence.number]
-    await cell.finish(*states, other)
-    assert [list(state.answer.log.answer()) for state in states] == [answer_of((7, 8, 9), 9)] * 3
-
-
-@virtual
-async def test_siblings_do_not_wait_for_a_first_that_left() -> None:
-    cell = RoundsCell()
-    request = Request("n", (7, 8, 9), SamplingParams(temperature=0.0), 9, parse_policy("adaptive"), choices=2)
-    first, second = cell.submit(request)
-    await asyncio.sleep(0.0001)
-    cell.admission.finish(first)
-    await cell.finish(second)
-    assert list(second.answer.log.answer()) == answer_of((7, 8, 9), 9)
-    assert cell.clean()
 
 
 # What is promised of reports and epochs.
@@ -355,15 +309,6 @@ async def test_a_verifier_that_says_what_cannot_be_ends_that_request_and_no_othe
     shown = list(victim.answer.log.answer())
     assert cell.clean()
     assert all(0 <= token < 97 for token in shown)
-
-
-@virtual
-async def test_a_token_without_its_log_probability_ends_the_request() -> None:
-    cell = RoundsCell()
-    state = cell.ask(params=SamplingParams(temperature=0.0, logprobs=0))
-    await cell.finish(state)
-    with pytest.raises(PeerError, match="without its log-probability"):
-        await read(state)
 
 
 @virtual
@@ -901,20 +846,6 @@ async def test_without_a_verifier_requests_are_refused() -> None:
     cell.lose_verifier()
     with pytest.raises(Unavailable, match="no verifier"):
         cell.ask()
-
-
-@virtual
-async def test_abort_ends_an_answer_in_good_order() -> None:
-    cell = RoundsCell()
-    state = cell.ask(max_tokens=50)
-    await cell.until(lambda: state.answer.log.answered > 3)
-    assert cell.admission.abort(state.request.id)
-    assert not cell.admission.abort(state.request.id)
-    said = await read(state)
-    assert said == answer_of((5, 6), len(said))
-    assert state.end == End(Reason.ABORT)
-    await asyncio.sleep(0.1)
-    assert cell.clean()
 
 
 @virtual
