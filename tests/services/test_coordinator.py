@@ -67,16 +67,6 @@ async def answer(stub: Any, message: generate_pb2.GenerateRequest, timeout: floa
     raise AssertionError("the stream ended without `complete`")
 
 
-async def test_the_target_s_own_stop_token_ends_the_answer(cell: Cell, golden_target: Path) -> None:
-    coordinator = await cell.whole()
-    whole = plain_greedy(golden_target, PROMPTS[:1], 24)[0]
-    message = request(PROMPTS[0], stop_token_ids=[whole[7]])
-    each = await answer(stub_of(cell, coordinator), message)
-    assert each.tokens == whole[: whole.index(whole[7]) + 1]
-    assert each.complete.finish_reason == generate_pb2.FINISH_REASON_STOP
-    assert each.complete.matched_token_id == whole[7]
-
-
 async def test_a_drafter_that_leaves_and_one_that_comes_change_no_id(cell: Cell, golden_target: Path) -> None:
     verifier, drafter = await cell.verifier(), await cell.drafter()
     coordinator = await cell.coordinator([verifier], [drafter])

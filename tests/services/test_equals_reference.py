@@ -91,21 +91,6 @@ async def test_recorded_choices_replayed_by_the_reference_loop_give_the_same_tok
         assert tuple(answer) == replay(prompt, target, rounds, key, max_tokens=24, epoch=rounds[0].epoch)
 
 
-async def test_greedy_answers_equal_plain_greedy_decoding_whatever_the_policy(
-    cell: Running, golden_target: Path
-) -> None:
-    prompts = _prompts(8)
-    client = AsyncClient(cell.endpoint)
-    answers = await asyncio.gather(
-        *(
-            _answer(client, prompt, 0.01 * index, max_tokens=40, temperature=0.0, policy=POLICIES[index % 4])
-            for index, prompt in enumerate(prompts)
-        )
-    )
-    await client.close()
-    assert answers == oracle.plain_greedy(golden_target, prompts, 40)
-
-
 @pytest.mark.parametrize("params", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}], ids=str)
 async def test_seeded_answers_are_those_of_plain_decoding_whatever_the_policy(
     cell: Running, params: dict[str, Any]

@@ -264,28 +264,6 @@ def test_a_head_is_what_get_says_without_its_body(cell: HttpCell, path: str) -> 
     assert httpx.head(f"{cell.url}/v1/completions").status_code == 405
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_closes_its_half_gets_its_answer(cell: HttpCell, stream: bool) -> None:
-    content = json.dumps(completion(stream=stream, max_tokens=400, ignore_eos=True)).encode()
-    host, port = cell.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-        connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
-        connection.shutdown(socket.SHUT_WR)
-        answer = b"".join(iter(lambda: connection.recv(65536), b""))
-    answer = answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 200 OK")
-    assert (b"data: [DONE]" if stream else b'"completion_tokens":400') in answer
-    cell.freed()
-
-
-def test_answers_say_what_made_them(cell: HttpCell) -> None:
-    answers = (post(cell, completion()), post(cell, chat(max_tokens=2), "chat/completions"))
-    said = {answer.json()["system_fingerprint"] for answer in answers}
-    assert len(said) == 1
-    assert re.fullmatch("fp_[0-9a-f]{12}", said.pop())
-
-
 def test_a_checkout_that_nobody_installed_serves(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = metadata.version
 

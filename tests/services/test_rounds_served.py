@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch
-from conductor import conducting, drafted_by, planned
+from conductor import conducting, planned
 from faults.oracle import logits
 from faults.pair import DRAFTER, TARGET
 from workers import drafter, until, verifier
@@ -110,29 +109,6 @@ async def test_two_cohorts_take_turns_and_answers_are_the_same(cell: Cell) -> No
     await freed(cell)
 
 
-async def test_a_drafter_that_is_killed_costs_drafts_and_another_one_takes_over() -> None:
-    async with (
-        verifier(TARGET, DRAFTER) as v,
-        drafter(DRAFTER) as first,
-        drafter(DRAFTER) as second,
-    ):
-        vocab = v.engine.target.vocab_size
-        plan = planned(PlanKind.FIXED, 3, window=2)
-        async with conducting(v, plan) as conductor:
-            conductor.know(1, first)
-            conductor.know(2, second)
-            some = prompts(4, vocab, longest=120)
-            asked = [conductor.ask(prompt, GREEDY, 120, drafter=1 + place % 2) for place, prompt in enumerate(some)]
-            await until(lambda: all(any(each.drafter for each in answer.rounds) for answer in asked))
-            await first.stop(0.0)
-            await until(lambda: any(event.drafter == 1 for event in conductor.health))
-            conductor.set(drafted_by(plan, 2, *(answer.number for answer in asked)))
-            for prompt, answer in zip(some, asked, strict=True):
-                assert (await conductor.tokens(answer))[0] == truth(prompt, GREEDY, 120)
-            assert {each.drafter for each in asked[0].rounds} == {0, 1, 2}
-            assert {each.drafter for each in asked[1].rounds} <= {0, 2}
-
-
 async def test_pages_run_out_and_the_youngest_begin_again() -> None:
     async with verifier(TARGET, DRAFTER, kv_tokens=256) as v, drafter(DRAFTER) as d:
         async with conducting(v, planned(PlanKind.FIXED, 3, window=2)) as conductor:
@@ -175,22 +151,6 @@ async def test_sequences_settle_and_go_on_under_another_epoch(cell: Cell) -> Non
     await freed(cell)
 
 
-async def test_who_is_dropped_is_gone_and_the_others_do_not_notice(cell: Cell) -> None:
-    vocab = cell.verifier.engine.target.vocab_size
-    async with conducting(cell.verifier, planned(PlanKind.PRICE, window=2)) as conductor:
-        conductor.know(1, cell.drafter)
-        some = prompts(4, vocab)
-        asked = [conductor.ask(prompt, GREEDY, 100, drafter=1) for prompt in some]
-        await until(lambda: all(answer.tokens for answer in asked))
-        for answer in asked[:2]:
-            answer.done.set()
-            conductor.port.tell([Release(answer.number, 0, How.DROP)])
-        await until(lambda: cell.verifier.engine.held.sequences <= 2)
-        for prompt, answer in zip(some[2:], asked[2:], strict=True):
-            assert (await conductor.tokens(answer))[0] == truth(prompt, GREEDY, 100)
-    await freed(cell)
-
-
 async def test_stop_ids_end_an_answer_inside_what_was_accepted(cell: Cell) -> None:
     (prompt,) = prompts(1, cell.verifier.engine.target.vocab_size)
     whole = truth(prompt, GREEDY, 40)
@@ -201,25 +161,6 @@ async def test_stop_ids_end_an_answer_inside_what_was_accepted(cell: Cell) -> No
         assert tokens == truth(prompt, GREEDY, 40, [stop])
         assert tokens[-1] == stop
     await freed(cell)
-
-
-async def test_log_probabilities_of_answers_and_prompts_are_told(cell: Cell) -> None:
-    (prompt,) = prompts(1, cell.verifier.engine.target.vocab_size)
-    params = SamplingParams(temperature=0.0, logprobs=2)
-    async with conducting(cell.verifier, planned(PlanKind.FIXED, 5, window=2)) as conductor:
-        conductor.know(1, cell.drafter)
-        answer = conductor.ask(prompt, params, 20, drafter=1, prompt_logprobs=1)
-        (tokens,) = await conductor.tokens(answer)
-        logs = torch.log_softmax(logits([*prompt, *tokens], len(tokens) + 1)[:-1].double(), -1)
-        assert len(answer.logprobs) == len(tokens)
-        for place, (token, told) in enumerate(zip(tokens, answer.logprobs, strict=True)):
-            assert told.logprob == pytest.approx(logs[place, token].item(), abs=1e-3)
-            assert told.top_ids[0] == token
-            assert len(told.top_ids) == 2
-        assert answer.scored is not None
-        own = torch.log_softmax(logits(prompt, len(prompt))[:-1].double(), -1)
-        wanted = [own[place, token].item() for place, token in enumerate(prompt[1:])]
-        assert answer.scored.logprobs.tolist() == pytest.approx(wanted, abs=1e-3)
 
 
 async def test_a_prefix_that_was_seen_is_spared_with_its_rows(cell: Cell) -> None:
@@ -250,12 +191,3 @@ async def test_a_verifier_runs_no_further_ahead_than_the_window(cell: Cell) -> N
             await asyncio.sleep(0.1)
             assert len(answer.tokens) == window + 1, "the prefill's token, and as many rounds as the window has"
         await freed(cell)
-
-
-async def test_a_coordinator_that_leaves_frees_everything(cell: Cell) -> None:
-    some = prompts(3, cell.verifier.engine.target.vocab_size)
-    async with conducting(cell.verifier, planned(PlanKind.FIXED, 3, window=2)) as conductor:
-        conductor.know(1, cell.drafter)
-        asked = [conductor.ask(prompt, GREEDY, 200, drafter=1) for prompt in some]
-        await until(lambda: all(len(answer.tokens) > 5 for answer in asked))
-    await freed(cell)

@@ -18,9 +18,8 @@ import pytest_asyncio
 import torch
 from faults import oracle
 
-from dspark.client import AsyncClient, Chunk, Completion, Finished, ServerError
+from dspark.client import AsyncClient, Chunk, Completion, Finished
 from dspark.decoding.reference import RecordedRound, Target, replay
-from dspark.decoding.shaping import Shaper
 from dspark.types import Rule, SamplingParams
 from tests.services.cell import Cell, Recorded
 
@@ -107,22 +106,6 @@ async def test_log_probabilities_are_those_of_a_forward_of_the_target(cell: Runn
         assert [value for _, value in told.top] == pytest.approx(row.topk(4).values.tolist(), abs=1e-4)
 
 
-async def test_log_probabilities_come_with_their_tokens_and_only_when_asked(cell: Running) -> None:
-    chunks = [
-        event async for event in cell.client.generate(PROMPT, max_tokens=9, logprobs=0) if isinstance(event, Chunk)
-    ]
-    assert all(len(chunk.logprobs) == len(chunk.token_ids) for chunk in chunks)
-    assert all(told.top == () for chunk in chunks for told in chunk.logprobs)
-    assert not any(choice.logprobs for choice in (await cell.ask()).choices)
-
-
-async def test_a_bias_forces_and_forbids_tokens(cell: Running) -> None:
-    assert set((await cell.ask(logit_bias={77: 100.0})).token_ids) == {77}
-    plain = await cell.ask(temperature=0.0)
-    without = await cell.ask(temperature=0.0, logit_bias=dict.fromkeys(plain.token_ids, -100.0))
-    assert not set(plain.token_ids) & set(without.token_ids)
-
-
 @pytest.mark.parametrize("policy", ["off", "fixed:7"])
 async def test_every_id_of_the_vocabulary_may_have_a_bias_and_many_may_end_an_answer(
     cell: Running, policy: str
@@ -135,27 +118,6 @@ async def test_every_id_of_the_vocabulary_may_have_a_bias_and_many_may_end_an_an
     assert not set(answer.token_ids[:6]) & set(range(70))
     answer = await cell.ask(stop_token_ids=list(range(64)), **forced)
     assert not set(answer.token_ids[:6]) & set(range(64))
-
-
-async def test_a_bug_at_one_request_is_its_own_failure_and_not_one_to_try_again(
-    cell: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inner = Shaper.changes
-
-    def fails(self: Shaper, *arguments: Any, **options: Any) -> Any:
-        if dict(self.params.logit_bias).get(5) == 7.0:
-            raise IndexError("a bug")
-        return inner(self, *arguments, **options)
-
-    others: dict[str, Any] = {"temperature": 0.0, "presence_penalty": 1.0, "max_tokens": 60}
-    wanted = await cell.ask(**others)
-    monkeypatch.setattr(Shaper, "changes", fails)
-    good, bad = await asyncio.gather(
-        cell.ask(**others), cell.ask(logit_bias={5: 7.0}, temperature=0.0), return_exceptions=True
-    )
-    assert isinstance(bad, ServerError), bad
-    assert isinstance(good, Completion), good
-    assert good.token_ids == wanted.token_ids
 
 
 @pytest.mark.parametrize("policy", ["off", "fixed:7"])
@@ -223,13 +185,3 @@ async def test_aborting_or_leaving_a_request_frees_all_its_answers(cell: Running
             return
         await asyncio.sleep(0.01)
     raise AssertionError("an answer runs on without a client")
-
-
-async def test_a_deadline_ends_all_answers(cell: Running) -> None:
-    with pytest.raises(Exception, match=r"(?i)deadline|no answer"):
-        await cell.client.complete(PROMPT, n=3, max_tokens=450, ignore_eos=True, timeout=0.3)
-    for _ in range(500):
-        if not cell.coordinator.admission.running:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("an answer runs on after the deadline")
