@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutant import harmless, in_file
+from tests.mutation.mutant import caught_by, harmless, in_file
 
 C = "tests/unit/coordinator/"
 LANES = f"{C}test_lane.py::test_"
@@ -15,23 +15,23 @@ ROWS = ("tests/unit/draft_service/test_contexts.py",)
 ANSWERS = [
     *in_file(
         "coordinator/lanes/request_state.py",
-        (
-            "an epoch is kept when a verifier is lost",
-            "LifeEvent.ORPHANED, LifeEvent.MOVED, LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
-            "LifeEvent.MOVED, LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
+        *caught_by(
             LOST,
-        ),
-        (
-            "an epoch is kept when a verifier leaves",
-            "LifeEvent.MOVED, LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
-            "LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
-            LOST,
-        ),
-        (
-            "an epoch is kept when pages are given up",
-            "LifeEvent.MOVED, LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
-            "LifeEvent.MOVED, LifeEvent.HELD_UP)",
-            LOST,
+            (
+                "an epoch is kept when a verifier is lost",
+                "LifeEvent.ORPHANED, LifeEvent.MOVED, LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
+                "LifeEvent.MOVED, LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
+            ),
+            (
+                "an epoch is kept when a verifier leaves",
+                "LifeEvent.MOVED, LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
+                "LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
+            ),
+            (
+                "an epoch is kept when pages are given up",
+                "LifeEvent.MOVED, LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
+                "LifeEvent.MOVED, LifeEvent.HELD_UP)",
+            ),
         ),
         (
             "a resumed sequence begins at epoch 0",
@@ -115,35 +115,30 @@ ANSWERS = [
     ),
     *in_file(
         "draft_service/context_table.py",
-        (
-            "a gap of one row counts as filled",
-            "            if low <= joined[-1][1]:\n",
-            "            if low <= joined[-1][1] + 1:\n",
+        *caught_by(
             ROWS,
-        ),
-        (
-            "rows that overlap what is there are dropped",
-            "any(low <= start and stop <= high for",
-            "any(low <= start < high for",
-            ROWS,
-        ),
-        (
-            "rows of an epoch that was followed are taken",
-            "if chunk.epoch < context.epoch:",
-            "if chunk.epoch < 0:",
-            ROWS,
-        ),
-        (
-            "rows of another epoch are kept",
-            "        if chunk.epoch > context.epoch:\n            context.start_over(chunk.epoch)\n",
-            "        context.epoch = chunk.epoch\n",
-            ROWS,
-        ),
-        (
-            "a context that is opened again under a higher epoch keeps its rows",
-            "                if cursor.epoch != context.epoch:\n                    context.start_over(cursor.epoch)\n",
-            "                context.epoch = cursor.epoch\n",
-            ROWS,
+            (
+                "a gap of one row counts as filled",
+                "            if low <= joined[-1][1]:\n",
+                "            if low <= joined[-1][1] + 1:\n",
+            ),
+            (
+                "rows that overlap what is there are dropped",
+                "any(low <= start and stop <= high for",
+                "any(low <= start < high for",
+            ),
+            ("rows of an epoch that was followed are taken", "if chunk.epoch < context.epoch:", "if chunk.epoch < 0:"),
+            (
+                "rows of another epoch are kept",
+                "        if chunk.epoch > context.epoch:\n            context.start_over(chunk.epoch)\n",
+                "        context.epoch = chunk.epoch\n",
+            ),
+            (
+                "a context that is opened again under a higher epoch keeps its rows",
+                "                if cursor.epoch != context.epoch:\n"
+                "                    context.start_over(cursor.epoch)\n",
+                "                context.epoch = cursor.epoch\n",
+            ),
         ),
     ),
     *in_file(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutant import in_file
+from tests.mutation.mutant import caught_by, in_file
 
 A = "tests/unit/decoding/test_judge_at_once.py"
 SAME = (f"{A}::test_verdicts_are_those_of_the_rules_on_the_host",)
@@ -13,41 +13,46 @@ SENT = (f"{A}::test_a_slot_that_its_q_cannot_give_counts_as_not_sent",)
 AT_ONCE = [
     *in_file(
         "dspark/decoding/at_once.py",
-        ("greedy keeps a token behind a wrong one", "matched.long().cumprod(dim=-1)", "matched.long()", SAME),
-        ("slots of nobody are matched", " & (slots < at.lengths.unsqueeze(-1))\n    return", "\n    return", LIKED),
-        ("a token that its q cannot give may be kept", "possible = (q > 0) & ", "possible = ", SENT),
-        (
-            "the token rule keeps a token behind a rejected one",
-            "& counts).long().cumprod(dim=-1)",
-            "& counts).long()",
+        *caught_by(
             SAME,
+            ("greedy keeps a token behind a wrong one", "matched.long().cumprod(dim=-1)", "matched.long()"),
+            (
+                "the token rule keeps a token behind a rejected one",
+                "& counts).long().cumprod(dim=-1)",
+                "& counts).long()",
+            ),
+            (
+                "the shortest candidate is kept",
+                "(heads * (slots + 1)).amax(dim=-1)",
+                "heads.long().cumprod(dim=-1).sum(dim=-1)",
+            ),
         ),
-        (
-            "the residual forgets what the block is worth",
-            "last = _at(probs, accepted) * weight",
-            "last = _at(probs, accepted) * weight.clamp(min=1.0)",
+        *caught_by(
             LIKED,
+            ("slots of nobody are matched", " & (slots < at.lengths.unsqueeze(-1))\n    return", "\n    return"),
+            (
+                "the residual forgets what the block is worth",
+                "last = _at(probs, accepted) * weight",
+                "last = _at(probs, accepted) * weight.clamp(min=1.0)",
+            ),
+            ("q is taken off behind whole blocks", " * stopped.unsqueeze(-1)", ""),
+            ("the last candidate is judged like the others", "(slots == counting - 1) | (later <= 0)", "later <= 0"),
         ),
+        ("a token that its q cannot give may be kept", "possible = (q > 0) & ", "possible = ", SENT),
         ("near-ties behind the end are counted", "NEAR_TIE) & looked_at", "NEAR_TIE)", TIES),
-        ("q is taken off behind whole blocks", " * stopped.unsqueeze(-1)", "", LIKED),
-        ("the last candidate is judged like the others", "(slots == counting - 1) | (later <= 0)", "later <= 0", LIKED),
-        (
-            "the shortest candidate is kept",
-            "(heads * (slots + 1)).amax(dim=-1)",
-            "heads.long().cumprod(dim=-1).sum(dim=-1)",
-            SAME,
-        ),
     ),
     *in_file(
         "dspark/decoding/judge_at_once.py",
-        (
-            "the race of a position is that of the one before",
-            "anchor_position + 1 + min(",
-            "anchor_position + min(",
+        *caught_by(
             SAME,
+            (
+                "the race of a position is that of the one before",
+                "anchor_position + 1 + min(",
+                "anchor_position + min(",
+            ),
+            ("draft and acceptance share noise", "coins(Purpose.ACCEPT,", "coins(Purpose.DRAFT,"),
+            ("emissions of an anchor share a coin", "slots[: length + 1] + 1 for", "slots[: length + 1] * 0 + 1 for"),
+            ("rows of short blocks run on into their neighbours'", "np.minimum(slots, reach)", "slots"),
         ),
-        ("draft and acceptance share noise", "coins(Purpose.ACCEPT,", "coins(Purpose.DRAFT,", SAME),
-        ("emissions of an anchor share a coin", "slots[: length + 1] + 1 for", "slots[: length + 1] * 0 + 1 for", SAME),
-        ("rows of short blocks run on into their neighbours'", "np.minimum(slots, reach)", "slots", SAME),
     ),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutant import in_file
+from tests.mutation.mutant import caught_by, in_file
 
 G = "tests/unit/grammars/"
 LAW = (f"{G}test_exact_masks.py::test_what_is_emitted_follows_the_masked_law_exactly",)
@@ -15,16 +15,18 @@ SCHEMA = (f"{G}test_grammars.py",)
 GRAMMARS = [
     *in_file(
         "verify_service/grammars/matcher.py",
-        ("the bonus is not masked", "return made[:filled]", "return made[: min(filled, max(len(drafted), 1))]", LAW),
-        ("a matcher is not rolled back", "        if taken:\n", "        if taken > 9:\n", (*LAW, *SAYS)),
-        (
-            "a mask is that of the slot before",
-            "fill_next_token_bitmask(made, filled)",
-            "fill_next_token_bitmask(made, min(filled + 1, len(drafted)))",
+        *caught_by(
             LAW,
+            ("the bonus is not masked", "return made[:filled]", "return made[: min(filled, max(len(drafted), 1))]"),
+            (
+                "a mask is that of the slot before",
+                "fill_next_token_bitmask(made, filled)",
+                "fill_next_token_bitmask(made, min(filled + 1, len(drafted)))",
+            ),
+            ("an answer ends anywhere", "if not made[filled].any():", "if True:"),
         ),
+        ("a matcher is not rolled back", "        if taken:\n", "        if taken > 9:\n", (*LAW, *SAYS)),
         ("what came next is still to come", "        self._first = None\n        with", "        with", (*LAW, *SAYS)),
-        ("an answer ends anywhere", "if not made[filled].any():", "if True:", LAW),
     ),
     *in_file(
         "verify_service/packed_step.py",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutant import Mutant, in_file
+from tests.mutation.mutant import Mutant, caught_by, in_file
 
 L = "tests/unit/coordinator/test_lane.py::test_"
 SEVERAL = "tests/unit/coordinator/test_choices.py::test_"
@@ -116,14 +116,12 @@ LANES: list[Mutant] = [
     ),
     *in_file(
         "coordinator/lanes/commits.py",
-        ("any token is believed", "max(tokens) < self._vocab_size", "True", LIES),
-        ("more may be verified than was drafted", " <= len(said.confidence) or", " or", LIES),
-        ("more may be accepted than was verified", "said.accepted <= said.verified <=", "said.verified <=", LIES),
-        (
-            "a round may say less than it accepted",
-            "(piece.end is None and count != said.accepted + 1)",
-            "False",
+        *caught_by(
             LIES,
+            ("any token is believed", "max(tokens) < self._vocab_size", "True"),
+            ("more may be verified than was drafted", " <= len(said.confidence) or", " or"),
+            ("more may be accepted than was verified", "said.accepted <= said.verified <=", "said.verified <="),
+            ("a round may say less than it accepted", "(piece.end is None and count != said.accepted + 1)", "False"),
         ),
         (
             "a token may come without its log-probability",

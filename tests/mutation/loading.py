@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutant import in_file
+from tests.mutation.mutant import caught_by, in_file
 
 M = "tests/unit/model/"
 CHECKPOINT = (f"{M}test_checkpoint.py",)
@@ -14,47 +14,36 @@ ACCEPTANCE = ("tests/unit/decoding/test_acceptance.py",)
 LOADING = [
     *in_file(
         "dspark/model/weights_file.py",
-        (
-            "weights that are missing are let pass",
-            '"missing": sorted(expected.keys() - entries.keys()),',
-            '"missing": [],',
+        *caught_by(
             CHECKPOINT,
-        ),
-        (
-            "weights that nobody asked for are let pass",
-            '"unexpected": sorted(entries.keys() - expected.keys()),',
-            '"unexpected": [],',
-            CHECKPOINT,
-        ),
-        (
-            "weights of another shape are let pass",
-            '"wrong shape": misshapen,',
-            '"wrong shape": [],',
-            CHECKPOINT,
-        ),
-        (
-            "integers are taken for weights",
-            '"wrong dtype": mistyped,',
-            '"wrong dtype": [],',
-            CHECKPOINT,
-        ),
-        (
-            "weights that are not numbers are loaded",
-            "    if not (torch.isfinite(low) and torch.isfinite(high)):",
-            "    if False:",
-            CHECKPOINT,
-        ),
-        (
-            "an infinite weight below is loaded",
-            "    if not (torch.isfinite(low) and torch.isfinite(high)):",
-            "    if not torch.isfinite(high):",
-            CHECKPOINT,
-        ),
-        (
-            "of two shards with the same name the last counts",
-            "            if name in entries:\n",
-            "            if name in entries and not name:\n",
-            CHECKPOINT,
+            (
+                "weights that are missing are let pass",
+                '"missing": sorted(expected.keys() - entries.keys()),',
+                '"missing": [],',
+            ),
+            (
+                "weights that nobody asked for are let pass",
+                '"unexpected": sorted(entries.keys() - expected.keys()),',
+                '"unexpected": [],',
+            ),
+            ("weights of another shape are let pass", '"wrong shape": misshapen,', '"wrong shape": [],'),
+            ("integers are taken for weights", '"wrong dtype": mistyped,', '"wrong dtype": [],'),
+            (
+                "weights that are not numbers are loaded",
+                "    if not (torch.isfinite(low) and torch.isfinite(high)):",
+                "    if False:",
+            ),
+            (
+                "an infinite weight below is loaded",
+                "    if not (torch.isfinite(low) and torch.isfinite(high)):",
+                "    if not torch.isfinite(high):",
+            ),
+            (
+                "of two shards with the same name the last counts",
+                "            if name in entries:\n",
+                "            if name in entries and not name:\n",
+            ),
+            ("a shard's name may leave the folder", "if name != Path(name).name or name in", "if name in"),
         ),
         (
             "an index may say what it likes",
@@ -67,12 +56,6 @@ LOADING = [
             "if not any(real.is_relative_to(store) for store in stores):",
             "if not stores:",
             HOSTILE,
-        ),
-        (
-            "a shard's name may leave the folder",
-            "if name != Path(name).name or name in",
-            "if name in",
-            CHECKPOINT,
         ),
     ),
     *in_file(
@@ -89,17 +72,28 @@ LOADING = [
             "trust_remote_code=True,",
             HOSTILE,
         ),
-        (
-            "a fingerprint does not look at weights",
-            "files = [folder / CONFIG_NAME, *weight_files(folder)]",
-            "files = [folder / CONFIG_NAME]",
+        *caught_by(
             CHECKPOINT,
-        ),
-        (
-            "a fingerprint does not look at settings",
-            "files = [folder / CONFIG_NAME, *weight_files(folder)]",
-            "files = weight_files(folder)",
-            CHECKPOINT,
+            (
+                "a fingerprint does not look at weights",
+                "files = [folder / CONFIG_NAME, *weight_files(folder)]",
+                "files = [folder / CONFIG_NAME]",
+            ),
+            (
+                "a fingerprint does not look at settings",
+                "files = [folder / CONFIG_NAME, *weight_files(folder)]",
+                "files = weight_files(folder)",
+            ),
+            (
+                "a projection of other taps is the same",
+                'str(Fingerprint(made.family, ",".join(map(str, taps)),',
+                "str(Fingerprint(made.family, str(len(taps)),",
+            ),
+            (
+                "a projection of other numbers is the same",
+                "hashlib.sha256(raw.data).digest() + str",
+                "str(tensor.shape).encode() + str",
+            ),
         ),
         (
             "stop tokens are those of the model, not of its generation",
@@ -113,50 +107,28 @@ LOADING = [
             "return (int(stop[0]),) if isinstance(stop, list | tuple)",
             TARGET,
         ),
-        (
-            "a projection of other taps is the same",
-            'str(Fingerprint(made.family, ",".join(map(str, taps)),',
-            "str(Fingerprint(made.family, str(len(taps)),",
-            CHECKPOINT,
-        ),
-        (
-            "a projection of other numbers is the same",
-            "hashlib.sha256(raw.data).digest() + str",
-            "str(tensor.shape).encode() + str",
-            CHECKPOINT,
-        ),
     ),
     *in_file(
         "dspark/decoding/sparse_q.py",
-        (
-            "q that does not sum to 1 is weighed",
-            "    if worst > SUM_TOLERANCE:\n",
-            "    if worst > 1 / SUM_TOLERANCE:\n",
+        *caught_by(
             ACCEPTANCE,
-        ),
-        (
-            "a negative q is weighed",
-            "    if not probs.min() >= 0:  # NaN is not\n",
-            "    if probs.min() < -1:\n",
-            ACCEPTANCE,
-        ),
-        (
-            "an id may stand twice in q",
-            "    if (ranked[:, 1:] == ranked[:, :-1]).any():\n",
-            "    if not len(ranked):\n",
-            ACCEPTANCE,
-        ),
-        (
-            "a drafted token need not be in its q",
-            "    if np.count_nonzero((ids == drafted) & (probs > 0)) < slots:",
-            "    if not len(drafted):",
-            ACCEPTANCE,
-        ),
-        (
-            "a drafted token may have no mass in its q",
-            "& (probs > 0)) < slots",
-            "& (probs >= 0)) < slots",
-            ACCEPTANCE,
+            (
+                "q that does not sum to 1 is weighed",
+                "    if worst > SUM_TOLERANCE:\n",
+                "    if worst > 1 / SUM_TOLERANCE:\n",
+            ),
+            ("a negative q is weighed", "    if not probs.min() >= 0:  # NaN is not\n", "    if probs.min() < -1:\n"),
+            (
+                "an id may stand twice in q",
+                "    if (ranked[:, 1:] == ranked[:, :-1]).any():\n",
+                "    if not len(ranked):\n",
+            ),
+            (
+                "a drafted token need not be in its q",
+                "    if np.count_nonzero((ids == drafted) & (probs > 0)) < slots:",
+                "    if not len(drafted):",
+            ),
+            ("a drafted token may have no mass in its q", "& (probs > 0)) < slots", "& (probs >= 0)) < slots"),
         ),
     ),
 ]

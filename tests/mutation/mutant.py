@@ -17,6 +17,11 @@ class Mutant:
     harmless: str = ""  # why it cannot change output, of one that no test has to notice
 
 
+def caught_by(tests: tuple[str, ...], *bugs: tuple[str, str, str]) -> list[tuple[str, str, str, tuple[str, ...]]]:
+    """Bugs of one file that the same tests have to notice: name, right, wrong."""
+    return [(*bug, tests) for bug in bugs]
+
+
 def in_file(file: str, *bugs: tuple[str, str, str, tuple[str, ...]]) -> list[Mutant]:
     """Bugs of one file: name, right, wrong, tests."""
     return [Mutant(name, file, right, wrong, tests) for name, right, wrong, tests in bugs]

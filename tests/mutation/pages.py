@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutant import harmless, in_file
+from tests.mutation.mutant import caught_by, harmless, in_file
 
 V = "tests/unit/verify_service/"
 STATES = (f"{V}test_state_cache.py",)
@@ -33,35 +33,29 @@ PAGES = [
     ),
     *in_file(
         "verify_service/kv_block_pool.py",
-        (
-            "pages that ascend are taken for a row",
-            "table.in_row &= not table.pages or page == table.pages[-1] + 1",
-            "table.in_row &= not table.pages or page > table.pages[-1]",
+        *caught_by(
             POOL,
-        ),
-        (
-            "a page that two hold is free when one lets go",
-            "empty = bool(self._holders[page] == 0)",
-            "empty = bool(self._holders[page] <= 1)",
-            POOL,
-        ),
-        (
-            "what was wished for is taken though somebody holds it",
-            "(first <= page < last and self._holders[page] == 0)",
-            "(first <= page < last)",
-            POOL,
-        ),
-        (
-            "slots of a table that grows are forgotten",
-            "grown[:before] = table.slots[:before]",
-            "grown[:before] = 0",
-            POOL,
-        ),
-        (
-            "a page is given twice to who finds none in a row",
-            "            free[taken] = False\n",
-            "",
-            POOL,
+            (
+                "pages that ascend are taken for a row",
+                "table.in_row &= not table.pages or page == table.pages[-1] + 1",
+                "table.in_row &= not table.pages or page > table.pages[-1]",
+            ),
+            (
+                "a page that two hold is free when one lets go",
+                "empty = bool(self._holders[page] == 0)",
+                "empty = bool(self._holders[page] <= 1)",
+            ),
+            (
+                "what was wished for is taken though somebody holds it",
+                "(first <= page < last and self._holders[page] == 0)",
+                "(first <= page < last)",
+            ),
+            (
+                "slots of a table that grows are forgotten",
+                "grown[:before] = table.slots[:before]",
+                "grown[:before] = 0",
+            ),
+            ("a page is given twice to who finds none in a row", "            free[taken] = False\n", ""),
         ),
         (
             "who shares pages does not hold them",
@@ -96,62 +90,39 @@ PAGES = [
     ),
     *in_file(
         "verify_service/state_cache.py",
-        (
-            "a kept state goes on with its sequence",
-            "copied(found.cache, apart=True)",
-            "found.cache",
+        *caught_by(
             STATES,
-        ),
-        (
-            "a kept state is told to be a token shorter",
-            "kept.cache, kept.length)",
-            "kept.cache, kept.length - 1)",
-            STATES,
-        ),
-        (
-            "a state that prompts share is pushed out like any other",
-            "if oldest in self._used:",
-            "if oldest in ():",
-            STATES,
-        ),
-        (
-            "a state that prompts share is passed over for ever",
-            "self._used.remove(oldest)",
-            "pass",
-            STATES,
+            ("a kept state goes on with its sequence", "copied(found.cache, apart=True)", "found.cache"),
+            ("a kept state is told to be a token shorter", "kept.cache, kept.length)", "kept.cache, kept.length - 1)"),
+            ("a state that prompts share is pushed out like any other", "if oldest in self._used:", "if oldest in ():"),
+            ("a state that prompts share is passed over for ever", "self._used.remove(oldest)", "pass"),
         ),
     ),
     *in_file(
         "verify_service/prefix_cache.py",
-        (
-            "a salt keeps nobody apart",
-            "hashlib.blake2b(salt.encode(), digest_size=16)",
-            "hashlib.blake2b(digest_size=16)",
+        *caught_by(
             POOL,
-        ),
-        (
-            "a page is found by its own tokens behind any others",
-            "hashlib.blake2b(name + ids[first",
-            "hashlib.blake2b(ids[first",
-            POOL,
-        ),
-        (
-            "a page without rows serves who needs them",
-            "if kept is None or (needs_rows and not kept.rows):",
-            "if kept is None:",
-            POOL,
-        ),
-        (
-            "a page kept without rows says that it has them",
-            "self._kept[name] = _Kept(page, rows)",
-            "self._kept[name] = _Kept(page, True)",
-            POOL,
-        ),
-        (
-            "a page that is not full is kept",
-            "range(0, len(ids) - size + 1, size)",
-            "range(0, len(ids), size)",
-            POOL,
+            (
+                "a salt keeps nobody apart",
+                "hashlib.blake2b(salt.encode(), digest_size=16)",
+                "hashlib.blake2b(digest_size=16)",
+            ),
+            (
+                "a page is found by its own tokens behind any others",
+                "hashlib.blake2b(name + ids[first",
+                "hashlib.blake2b(ids[first",
+            ),
+            (
+                "a page without rows serves who needs them",
+                "if kept is None or (needs_rows and not kept.rows):",
+                "if kept is None:",
+            ),
+            (
+                "a page kept without rows says that it has them",
+                "self._kept[name] = _Kept(page, rows)",
+                "self._kept[name] = _Kept(page, True)",
+            ),
+            ("a page that is not full is kept", "range(0, len(ids) - size + 1, size)", "range(0, len(ids), size)"),
         ),
         (
             "tokens are named by their last byte",
@@ -162,11 +133,23 @@ PAGES = [
     ),
     *in_file(
         "verify_service/kv_cache_manager.py",
-        (
-            "a page is kept whose last slot was never written",
-            "self.prefixes.enter(state.token_ids[: state.cached],",
-            "self.prefixes.enter(state.token_ids,",
+        *caught_by(
             HOLD,
+            (
+                "a page is kept whose last slot was never written",
+                "self.prefixes.enter(state.token_ids[: state.cached],",
+                "self.prefixes.enter(state.token_ids,",
+            ),
+            (
+                "a copy of a prefix takes the slots of its own pages",
+                "        return source, self.pool.slots(state.sequence, 0, len(source))\n",
+                "        return (self.pool.slots(state.sequence, 0, len(source)),) * 2\n",
+            ),
+            (
+                "pages of a sequence that goes are kept without its salt",
+                "self.prefixes.enter(state.token_ids[: state.cached], state.salt,",
+                'self.prefixes.enter(state.token_ids[: state.cached], "",',
+            ),
         ),
         (
             "feature rows stay behind when a prefix is copied",
@@ -175,10 +158,10 @@ PAGES = [
             SCARCE,
         ),
         (
-            "a copy of a prefix takes the slots of its own pages",
-            "        return source, self.pool.slots(state.sequence, 0, len(source))\n",
-            "        return (self.pool.slots(state.sequence, 0, len(source)),) * 2\n",
-            HOLD,
+            "a prefix that finds too few pages is verified whole",
+            "return min(room - least, more)",
+            "return more",
+            SCARCE,
         ),
         (
             "pages that were copied stay lent",
@@ -186,38 +169,22 @@ PAGES = [
             "",
             (f"{U}::test_a_prefix_is_lent_until_it_is_copied_or_whoever_found_it_leaves",),
         ),
-        (
-            "a prefix that finds too few pages is verified whole",
-            "return min(room - least, more)",
-            "return more",
-            SCARCE,
-        ),
-        (
-            "pages of a sequence that goes are kept without its salt",
-            "self.prefixes.enter(state.token_ids[: state.cached], state.salt,",
-            'self.prefixes.enter(state.token_ids[: state.cached], "",',
-            HOLD,
-        ),
     ),
     *in_file(
         "verify_service/packed_step.py",
-        (
-            "rejected rows are not taken back",
-            "state.cached += 1 + accepted",
-            "state.cached += 1 + len(item.draft_ids)",
+        *caught_by(
             ENGINE,
-        ),
-        (
-            "feature rows of a round are those one token on",
-            "item.draft_ids[: each[0]]], case.first_row)",
-            "item.draft_ids[: each[0]]], case.first_row + 1)",
-            ENGINE,
-        ),
-        (
-            "rows that were sent are not kept",
-            "            self._store.put(slots, rows)\n",
-            "            pass\n",
-            ENGINE,
+            (
+                "rejected rows are not taken back",
+                "state.cached += 1 + accepted",
+                "state.cached += 1 + len(item.draft_ids)",
+            ),
+            (
+                "feature rows of a round are those one token on",
+                "item.draft_ids[: each[0]]], case.first_row)",
+                "item.draft_ids[: each[0]]], case.first_row + 1)",
+            ),
+            ("rows that were sent are not kept", "            self._store.put(slots, rows)\n", "            pass\n"),
         ),
         (
             "a prompt in a round draws its anchor from the round's logits",
@@ -226,37 +193,37 @@ PAGES = [
             SCARCE,
         ),
         (
-            "a prefix is not copied before it is read",
-            "                self._runner.copy(source, target)\n",
-            "                pass\n",
-            (f"{U}::test_a_prefix_is_found_while_a_pass_is_computed",),
-        ),
-        (
             "a chunk of a prompt begins where the last one did",
             "segments.append(Segment(state.sequence, state.cached, chunk.token_ids, slots, state.given))",
             "segments.append(Segment(state.sequence, state.spared, chunk.token_ids, slots, state.given))",
             SCARCE,
         ),
+        (
+            "a prefix is not copied before it is read",
+            "                self._runner.copy(source, target)\n",
+            "                pass\n",
+            (f"{U}::test_a_prefix_is_found_while_a_pass_is_computed",),
+        ),
     ),
     *in_file(
         "verify_service/feature_store.py",
-        (
-            "what is owed overwrites what was written since",
-            "            self._place[_numbers(slots)] = -1\n        self._rows",
-            "            pass\n        self._rows",
+        *caught_by(
             STORE,
-        ),
-        (
-            "rows that are owed in part are read as they are",
-            "(self._place[_numbers(slots)] >= 0).any()",
-            "(self._place[_numbers(slots)] >= 0).all()",
-            STORE,
-        ),
-        (
-            "a slot that is owed twice gets the older row",
-            "due = np.flatnonzero(self._place[slots] == np.arange(self._owed))",
-            "due = np.flatnonzero(self._place[slots] >= 0)[::-1]",
-            STORE,
+            (
+                "what is owed overwrites what was written since",
+                "            self._place[_numbers(slots)] = -1\n        self._rows",
+                "            pass\n        self._rows",
+            ),
+            (
+                "rows that are owed in part are read as they are",
+                "(self._place[_numbers(slots)] >= 0).any()",
+                "(self._place[_numbers(slots)] >= 0).all()",
+            ),
+            (
+                "a slot that is owed twice gets the older row",
+                "due = np.flatnonzero(self._place[slots] == np.arange(self._owed))",
+                "due = np.flatnonzero(self._place[slots] >= 0)[::-1]",
+            ),
         ),
     ),
     *in_file(
@@ -297,35 +264,29 @@ PAGES = [
     ),
     *in_file(
         "verify_service/sequences.py",
-        (
-            "a round that is over may run again",
-            "if cursor.round <= state.round:",
-            "if cursor.round < 0:",
+        *caught_by(
             CHECKS,
-        ),
-        (
-            "an anchor of somebody else's is verified after",
-            "if item.anchor != state.token_ids[-1]:",
-            "if item.anchor < 0:",
-            CHECKS,
-        ),
-        (
-            "an epoch ahead is this one",
-            "cursor.epoch != state.epoch or not state.anchored",
-            "cursor.epoch < state.epoch or not state.anchored",
-            CHECKS,
-        ),
-        (
-            "a cursor that stands elsewhere is believed",
-            '    if cursor.committed_len != state.committed_len:\n        return stale(state, f"committed_len',
-            '    if cursor.committed_len < 0:\n        return stale(state, f"committed_len',
-            CHECKS,
-        ),
-        (
-            "tokens of an answer count as its prompt where it goes on elsewhere",
-            "return min(self.params.prompt_len, self.prompt_len) or self.prompt_len",
-            "return self.prompt_len",
-            CHECKS,
+            ("a round that is over may run again", "if cursor.round <= state.round:", "if cursor.round < 0:"),
+            (
+                "an anchor of somebody else's is verified after",
+                "if item.anchor != state.token_ids[-1]:",
+                "if item.anchor < 0:",
+            ),
+            (
+                "an epoch ahead is this one",
+                "cursor.epoch != state.epoch or not state.anchored",
+                "cursor.epoch < state.epoch or not state.anchored",
+            ),
+            (
+                "a cursor that stands elsewhere is believed",
+                '    if cursor.committed_len != state.committed_len:\n        return stale(state, f"committed_len',
+                '    if cursor.committed_len < 0:\n        return stale(state, f"committed_len',
+            ),
+            (
+                "tokens of an answer count as its prompt where it goes on elsewhere",
+                "return min(self.params.prompt_len, self.prompt_len) or self.prompt_len",
+                "return self.prompt_len",
+            ),
         ),
     ),
     harmless(

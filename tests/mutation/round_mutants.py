@@ -3,7 +3,7 @@ their planner."""
 
 from __future__ import annotations
 
-from tests.mutation.mutant import Mutant, in_file
+from tests.mutation.mutant import Mutant, caught_by, in_file
 
 R = "tests/unit/rounds/"
 KEPT, L = f"{R}test_round_invariants.py::test_", f"{R}test_round_loop.py::test_"
@@ -86,13 +86,15 @@ MUTANTS: list[Mutant] = [
             "if sequence.state is SETTLING:\n                self._leaving.settled(sequence)",
             R6,
         ),
-        ("R8: one round too many", "or sequence.ahead > plan.window", "or sequence.ahead > plan.window + 1", R8),
-        ("R8: one round too few", "or sequence.ahead > plan.window", "or sequence.ahead >= max(plan.window, 1)", R8),
-        (
-            "R8: acknowledgements of what was not reported count",
-            "if told.through_round >= sequence.round:",
-            "if told.through_round >= sequence.round + 1000:",
+        *caught_by(
             R8,
+            ("R8: one round too many", "or sequence.ahead > plan.window", "or sequence.ahead > plan.window + 1"),
+            ("R8: one round too few", "or sequence.ahead > plan.window", "or sequence.ahead >= max(plan.window, 1)"),
+            (
+                "R8: acknowledgements of what was not reported count",
+                "if told.through_round >= sequence.round:",
+                "if told.through_round >= sequence.round + 1000:",
+            ),
         ),
         ("R9: an epoch is admitted twice", "epoch <= self._epochs.get(", "epoch < self._epochs.get(", R9),
         (
@@ -152,23 +154,19 @@ MUTANTS: list[Mutant] = [
             "sum(chosen) // 2 * 2",
             LAW,
         ),
-        (
-            "R3: the price is compared with a slot's own confidence",
-            "for slot, alive in enumerate(_alive(block)):",
-            "for slot, alive in enumerate(block):",
+        *caught_by(
             R3,
-        ),
-        (
-            "R3: slots behind one that fails are verified",
-            "            if not confidence >= price:\n                return slot\n",
-            "            if not confidence >= price:\n                continue\n",
-            R3,
-        ),
-        (
-            "R3: a cap leaves later slots first",
-            "sorted((-each, slot, row) for",
-            "sorted((-each, -slot, row) for",
-            R3,
+            (
+                "R3: the price is compared with a slot's own confidence",
+                "for slot, alive in enumerate(_alive(block)):",
+                "for slot, alive in enumerate(block):",
+            ),
+            (
+                "R3: slots behind one that fails are verified",
+                "            if not confidence >= price:\n                return slot\n",
+                "            if not confidence >= price:\n                continue\n",
+            ),
+            ("R3: a cap leaves later slots first", "sorted((-each, slot, row) for", "sorted((-each, -slot, row) for"),
         ),
         (
             "cohorts are one",

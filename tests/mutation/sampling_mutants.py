@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutant import harmless, in_file
+from tests.mutation.mutant import caught_by, harmless, in_file
 
 D, M = "tests/unit/decoding/", "tests/unit/model/"
 SAMPLING = (f"{D}test_sampling.py",)
@@ -14,133 +14,115 @@ TOLD = (f"{D}test_logprobs.py",)
 MUTANTS = [
     *in_file(
         "dspark/decoding/sampling.py",
-        (
-            "one tie too many is left in a nucleus",
-            "inside &= ~equal | (equal.cumsum(dim=-1) <= room)",
-            "inside &= ~equal | (equal.cumsum(dim=-1) <= room + 1)",
+        *caught_by(
             SAMPLING,
-        ),
-        (
-            "ties of the last one kept are all kept",
-            "over = vocab - torch.searchsorted(ascending, least) - kept",
-            "over = 0 * kept",
-            SAMPLING,
-        ),
-        (
-            "ties of the last one kept are all cut",
-            "inside = probs >= least",
-            "inside = (probs > least) | (kept == 1) & (probs >= least)",
-            SAMPLING,
-        ),
-        (
-            "ties go to higher ids",
-            "(equal.cumsum(dim=-1) <= room)",
-            "(equal.flip(-1).cumsum(dim=-1).flip(-1) <= room)",
-            SAMPLING,
-        ),
-        (
-            "a nucleus stops before it reaches its bound",
-            "nucleus = torch.searchsorted(mass, bound) + 1",
-            "nucleus = torch.searchsorted(mass, bound).clamp_(min=1)",
-            SAMPLING,
-        ),
-        (
-            "a nucleus goes one on where it reaches its bound",
-            "nucleus = torch.searchsorted(mass, bound) + 1",
-            "nucleus = torch.searchsorted(mass, bound, right=True) + 1",
-            SAMPLING,
-        ),
-        (
-            "a nucleus is that of the whole row, not of the top k",
-            "bound = columns.top_p * mass.gather(-1, kept - 1)",
-            "bound = columns.top_p * mass[:, -1:]",
-            SAMPLING,
-        ),
-        (
-            "min-p cuts those that reach it",
-            "vocab - torch.searchsorted(ascending, columns.min_p * ascending[:, -1:])\n",
-            "vocab - torch.searchsorted(ascending, columns.min_p * ascending[:, -1:], right=True)"
-            ".clamp_(max=vocab - 1)\n",
-            SAMPLING,
-        ),
-        ("rows of no numbers look outside themselves", "likely.clamp_(min=1)", "likely", SAMPLING),
-        (
-            "min-p is a probability of its own",
-            "columns.min_p * ascending[:, -1:]",
-            "columns.min_p.expand(len(probs), 1)",
-            SAMPLING,
-        ),
-        (
-            "what is cut is not made up for",
-            "    probs = torch.where(inside, probs, 0.0)\n    return probs / probs.sum(dim=-1, keepdim=True)",
-            "    return torch.where(inside, probs, 0.0)",
-            SAMPLING,
-        ),
-        (
-            "a draw on a boundary takes the token before it",
-            "u.unsqueeze(-1) * mass[:, -1:], right=True)",
-            "u.unsqueeze(-1) * mass[:, -1:], right=False)",
-            SAMPLING,
-        ),
-        (
-            "a draw forgets that a mass need not be one",
-            "torch.searchsorted(mass, u.unsqueeze(-1) * mass[:, -1:], right=True)",
-            "torch.searchsorted(mass, u.unsqueeze(-1), right=True)",
-            SAMPLING,
-        ),
-        (
-            "an impossible draw moves to what is impossible too",
-            "after = torch.where(possible & (columns >= ids), columns, probs.shape[-1])",
-            "after = torch.where(columns > ids, columns, probs.shape[-1])",
-            SAMPLING,
-        ),
-        (
-            "greedy rows of a mixed cohort are sampled",
-            "probs = torch.where(columns.greedy, _one_hot(best(logits), logits.shape[-1]), probs)",
-            "pass",
-            SAMPLING,
-        ),
-        (
-            "columns of one sequence stand for all of a cohort",
-            "shapes[:1] if len(set(shapes)) == 1 else shapes",
-            "shapes[:1] if len(set(shapes)) <= 2 else shapes",
-            SAMPLING,
-        ),
-        (
-            "min-p does not tell sequences of a cohort apart",
-            "shapes[:1] if len(set(shapes)) == 1 else shapes",
-            "shapes[:1] if len({each[:3] for each in shapes}) == 1 else shapes",
-            SAMPLING,
-        ),
-        (
-            "draft and target cut another top k",
-            "(columns.top_k > 0) & (rank >= columns.top_k)",
-            "(columns.top_k > 0) & (rank > columns.top_k)",
-            SAMPLING,
-        ),
-        (
-            "choices of a request share their draft's coins",
-            "(params.seed, params.choice, int(params.rule), cursor.epoch, cursor.anchor_position)",
-            "(params.seed, 0, int(params.rule), cursor.epoch, cursor.anchor_position)",
-            SAMPLING,
-        ),
-        (
-            "epochs share their draft's coins",
-            "(params.seed, params.choice, int(params.rule), cursor.epoch, cursor.anchor_position)",
-            "(params.seed, params.choice, int(params.rule), 0, cursor.anchor_position)",
-            SAMPLING,
-        ),
-        (
-            "anchors share their draft's coins",
-            "(params.seed, params.choice, int(params.rule), cursor.epoch, cursor.anchor_position)",
-            "(params.seed, params.choice, int(params.rule), cursor.epoch, 0 * cursor.anchor_position)",
-            SAMPLING,
-        ),
-        (
-            "of equal maxima the last is the largest",
-            "return torch.as_tensor(rows.detach().numpy().argmax(axis=-1))",
-            "return rows.shape[-1] - 1 - torch.as_tensor(rows.detach().numpy()[..., ::-1].argmax(axis=-1))",
-            SAMPLING,
+            (
+                "one tie too many is left in a nucleus",
+                "inside &= ~equal | (equal.cumsum(dim=-1) <= room)",
+                "inside &= ~equal | (equal.cumsum(dim=-1) <= room + 1)",
+            ),
+            (
+                "ties of the last one kept are all kept",
+                "over = vocab - torch.searchsorted(ascending, least) - kept",
+                "over = 0 * kept",
+            ),
+            (
+                "ties of the last one kept are all cut",
+                "inside = probs >= least",
+                "inside = (probs > least) | (kept == 1) & (probs >= least)",
+            ),
+            (
+                "ties go to higher ids",
+                "(equal.cumsum(dim=-1) <= room)",
+                "(equal.flip(-1).cumsum(dim=-1).flip(-1) <= room)",
+            ),
+            (
+                "a nucleus stops before it reaches its bound",
+                "nucleus = torch.searchsorted(mass, bound) + 1",
+                "nucleus = torch.searchsorted(mass, bound).clamp_(min=1)",
+            ),
+            (
+                "a nucleus goes one on where it reaches its bound",
+                "nucleus = torch.searchsorted(mass, bound) + 1",
+                "nucleus = torch.searchsorted(mass, bound, right=True) + 1",
+            ),
+            (
+                "a nucleus is that of the whole row, not of the top k",
+                "bound = columns.top_p * mass.gather(-1, kept - 1)",
+                "bound = columns.top_p * mass[:, -1:]",
+            ),
+            (
+                "min-p cuts those that reach it",
+                "vocab - torch.searchsorted(ascending, columns.min_p * ascending[:, -1:])\n",
+                "vocab - torch.searchsorted(ascending, columns.min_p * ascending[:, -1:], right=True)"
+                ".clamp_(max=vocab - 1)\n",
+            ),
+            ("rows of no numbers look outside themselves", "likely.clamp_(min=1)", "likely"),
+            (
+                "min-p is a probability of its own",
+                "columns.min_p * ascending[:, -1:]",
+                "columns.min_p.expand(len(probs), 1)",
+            ),
+            (
+                "what is cut is not made up for",
+                "    probs = torch.where(inside, probs, 0.0)\n    return probs / probs.sum(dim=-1, keepdim=True)",
+                "    return torch.where(inside, probs, 0.0)",
+            ),
+            (
+                "a draw on a boundary takes the token before it",
+                "u.unsqueeze(-1) * mass[:, -1:], right=True)",
+                "u.unsqueeze(-1) * mass[:, -1:], right=False)",
+            ),
+            (
+                "a draw forgets that a mass need not be one",
+                "torch.searchsorted(mass, u.unsqueeze(-1) * mass[:, -1:], right=True)",
+                "torch.searchsorted(mass, u.unsqueeze(-1), right=True)",
+            ),
+            (
+                "an impossible draw moves to what is impossible too",
+                "after = torch.where(possible & (columns >= ids), columns, probs.shape[-1])",
+                "after = torch.where(columns > ids, columns, probs.shape[-1])",
+            ),
+            (
+                "greedy rows of a mixed cohort are sampled",
+                "probs = torch.where(columns.greedy, _one_hot(best(logits), logits.shape[-1]), probs)",
+                "pass",
+            ),
+            (
+                "columns of one sequence stand for all of a cohort",
+                "shapes[:1] if len(set(shapes)) == 1 else shapes",
+                "shapes[:1] if len(set(shapes)) <= 2 else shapes",
+            ),
+            (
+                "min-p does not tell sequences of a cohort apart",
+                "shapes[:1] if len(set(shapes)) == 1 else shapes",
+                "shapes[:1] if len({each[:3] for each in shapes}) == 1 else shapes",
+            ),
+            (
+                "draft and target cut another top k",
+                "(columns.top_k > 0) & (rank >= columns.top_k)",
+                "(columns.top_k > 0) & (rank > columns.top_k)",
+            ),
+            (
+                "choices of a request share their draft's coins",
+                "(params.seed, params.choice, int(params.rule), cursor.epoch, cursor.anchor_position)",
+                "(params.seed, 0, int(params.rule), cursor.epoch, cursor.anchor_position)",
+            ),
+            (
+                "epochs share their draft's coins",
+                "(params.seed, params.choice, int(params.rule), cursor.epoch, cursor.anchor_position)",
+                "(params.seed, params.choice, int(params.rule), 0, cursor.anchor_position)",
+            ),
+            (
+                "anchors share their draft's coins",
+                "(params.seed, params.choice, int(params.rule), cursor.epoch, cursor.anchor_position)",
+                "(params.seed, params.choice, int(params.rule), cursor.epoch, 0 * cursor.anchor_position)",
+            ),
+            (
+                "of equal maxima the last is the largest",
+                "return torch.as_tensor(rows.detach().numpy().argmax(axis=-1))",
+                "return rows.shape[-1] - 1 - torch.as_tensor(rows.detach().numpy()[..., ::-1].argmax(axis=-1))",
+            ),
         ),
     ),
     *in_file(
@@ -151,23 +133,23 @@ MUTANTS = [
             "return self._draw(ids, probs, self._coins[:, 0])",
             ("tests/unit/draft_service/test_sample_block.py", *RACE),
         ),
-        (
-            "slots of a raced draft share their noise",
-            "times_of(self._raced_params, [first + slot for first in self._first], ids)",
-            "times_of(self._raced_params, [first for first in self._first], ids)",
+        *caught_by(
             RACE,
-        ),
-        (
-            "ratio rows of a mixed cohort take each other's coins",
-            "self._draw(ids[self._ratio], probs[self._ratio], self._coins[:, slot])",
-            "self._draw(ids[self._ratio], probs[self._ratio], self._coins[:, slot].flip(0))",
-            RACE,
-        ),
-        (
-            "raced rows of a mixed cohort are drawn by others' noise",
-            "positions = [first + slot for first in self._first for slot in range(slots)]",
-            "positions = [self._first[0] + slot for first in self._first for slot in range(slots)]",
-            RACE,
+            (
+                "slots of a raced draft share their noise",
+                "times_of(self._raced_params, [first + slot for first in self._first], ids)",
+                "times_of(self._raced_params, [first for first in self._first], ids)",
+            ),
+            (
+                "ratio rows of a mixed cohort take each other's coins",
+                "self._draw(ids[self._ratio], probs[self._ratio], self._coins[:, slot])",
+                "self._draw(ids[self._ratio], probs[self._ratio], self._coins[:, slot].flip(0))",
+            ),
+            (
+                "raced rows of a mixed cohort are drawn by others' noise",
+                "positions = [first + slot for first in self._first for slot in range(slots)]",
+                "positions = [self._first[0] + slot for first in self._first for slot in range(slots)]",
+            ),
         ),
     ),
     *in_file(
@@ -187,146 +169,125 @@ MUTANTS = [
     ),
     *in_file(
         "dspark/decoding/shaping.py",
-        (
-            "the prompt's last token counts as said",
-            "np.arange(len(tokens)) >= self.params.prompt_len",
-            "np.arange(len(tokens)) >= self.params.prompt_len - 1",
+        *caught_by(
             SHAPING,
-        ),
-        (
-            "the answer's first token does not count as said",
-            "np.arange(len(tokens)) >= self.params.prompt_len",
-            "np.arange(len(tokens)) > self.params.prompt_len",
-            SHAPING,
-        ),
-        (
-            "an answer may end one token early",
-            "early = np.arange(rows) + answered < params.min_tokens",
-            "early = np.arange(rows) + answered < params.min_tokens - 1",
-            SHAPING,
-        ),
-        (
-            "an answer may end one token late only",
-            "early = np.arange(rows) + answered < params.min_tokens",
-            "early = np.arange(rows) + answered <= params.min_tokens",
-            SHAPING,
-        ),
-        (
-            "presence counts how often",
-            "np.float32(params.presence_penalty) * (count > 0)",
-            "np.float32(params.presence_penalty) * count",
-            SHAPING,
-        ),
-        (
-            "a repetition penalty rewards what is unlikely",
-            "torch.where(values > 0, values / factor, values * factor)",
-            "values / factor",
-            SHAPING,
-        ),
-        (
-            "a bias is added behind the penalties",
-            "+ bias\n    values = torch.where(values > 0, values / factor, values * factor) - minus",
-            "\n    values = torch.where(values > 0, values / factor, values * factor) - minus + bias",
-            SHAPING,
-        ),
-        (
-            "a shorter sequence goes on counting",
-            "        if len(tokens) < self.length:\n            self._start_over()\n",
-            "",
-            SHAPING,
-        ),
-        (
-            "a token twice in a piece counts once",
-            "np.bincount(place, answered).astype(np.int64)",
-            "(np.bincount(place, answered) > 0).astype(np.int64)",
-            SHAPING,
+            (
+                "the prompt's last token counts as said",
+                "np.arange(len(tokens)) >= self.params.prompt_len",
+                "np.arange(len(tokens)) >= self.params.prompt_len - 1",
+            ),
+            (
+                "the answer's first token does not count as said",
+                "np.arange(len(tokens)) >= self.params.prompt_len",
+                "np.arange(len(tokens)) > self.params.prompt_len",
+            ),
+            (
+                "an answer may end one token early",
+                "early = np.arange(rows) + answered < params.min_tokens",
+                "early = np.arange(rows) + answered < params.min_tokens - 1",
+            ),
+            (
+                "an answer may end one token late only",
+                "early = np.arange(rows) + answered < params.min_tokens",
+                "early = np.arange(rows) + answered <= params.min_tokens",
+            ),
+            (
+                "presence counts how often",
+                "np.float32(params.presence_penalty) * (count > 0)",
+                "np.float32(params.presence_penalty) * count",
+            ),
+            (
+                "a repetition penalty rewards what is unlikely",
+                "torch.where(values > 0, values / factor, values * factor)",
+                "values / factor",
+            ),
+            (
+                "a bias is added behind the penalties",
+                "+ bias\n    values = torch.where(values > 0, values / factor, values * factor) - minus",
+                "\n    values = torch.where(values > 0, values / factor, values * factor) - minus + bias",
+            ),
+            (
+                "a shorter sequence goes on counting",
+                "        if len(tokens) < self.length:\n            self._start_over()\n",
+                "",
+            ),
+            (
+                "a token twice in a piece counts once",
+                "np.bincount(place, answered).astype(np.int64)",
+                "(np.bincount(place, answered) > 0).astype(np.int64)",
+            ),
         ),
     ),
     *in_file(
         "dspark/decoding/logprobs.py",
-        (
-            "log-probabilities are those of the token behind",
-            "logs.gather(-1, torch.tensor(token_ids, device=logs.device).unsqueeze(-1)).squeeze(-1).tolist()",
-            "logs.gather(-1, torch.tensor([*token_ids[1:], 0], device=logs.device).unsqueeze(-1)).squeeze(-1).tolist()",
+        *caught_by(
             TOLD,
-        ),
-        (
-            "pieces of a long prompt are scored by the first one's rows",
-            "_ranked(logits[first : first + ROWS], next_ids[first : first + ROWS], top)",
-            "_ranked(logits[: len(next_ids[first : first + ROWS])], next_ids[first : first + ROWS], top)",
-            TOLD,
-        ),
-        (
-            "a rank counts itself",
-            "(1 + (logs > chosen).sum(-1))",
-            "(1 + (logs >= chosen).sum(-1))",
-            TOLD,
+            (
+                "log-probabilities are those of the token behind",
+                "logs.gather(-1, torch.tensor(token_ids, device=logs.device).unsqueeze(-1)).squeeze(-1).tolist()",
+                "logs.gather(-1, torch.tensor([*token_ids[1:], 0], device=logs.device).unsqueeze(-1))"
+                ".squeeze(-1).tolist()",
+            ),
+            (
+                "pieces of a long prompt are scored by the first one's rows",
+                "_ranked(logits[first : first + ROWS], next_ids[first : first + ROWS], top)",
+                "_ranked(logits[: len(next_ids[first : first + ROWS])], next_ids[first : first + ROWS], top)",
+            ),
+            ("a rank counts itself", "(1 + (logs > chosen).sum(-1))", "(1 + (logs >= chosen).sum(-1))"),
         ),
     ),
     *in_file(
         "dspark/model/calibration.py",
-        (
-            "temperatures multiply",
-            "wide / np.asarray(self.temperatures[:slots])",
-            "wide * np.asarray(self.temperatures[:slots])",
+        *caught_by(
             CALIBRATION,
-        ),
-        (
-            "a short block is calibrated as the end of a long one",
-            "wide / np.asarray(self.temperatures[:slots])",
-            "wide / np.asarray(self.temperatures[-slots:])",
-            CALIBRATION,
-        ),
-        (
-            "offsets are left out",
-            "return scaled + np.asarray(self.offsets[:slots]) if self.offsets else scaled",
-            "return scaled",
-            CALIBRATION,
-        ),
-        (
-            "offsets of a short block are those of the end of a long one",
-            "np.asarray(self.offsets[:slots])",
-            "np.asarray(self.offsets[-slots:])",
-            CALIBRATION,
-        ),
-        (
-            "every rule has the first one's fit",
-            "for name in (rule, *RULES):",
-            "for name in RULES:",
-            CALIBRATION,
-        ),
-        (
-            "sampled requests have the greedy fit",
-            "return self.rules[name].get(bucket)",
-            'return self.rules[name].get("greedy")',
-            CALIBRATION,
-        ),
-        (
-            "a temperature of 0 is taken",
-            "not math.isfinite(number) or number <= above:",
-            "not math.isfinite(number) or number < above:",
-            CALIBRATION,
+            (
+                "temperatures multiply",
+                "wide / np.asarray(self.temperatures[:slots])",
+                "wide * np.asarray(self.temperatures[:slots])",
+            ),
+            (
+                "a short block is calibrated as the end of a long one",
+                "wide / np.asarray(self.temperatures[:slots])",
+                "wide / np.asarray(self.temperatures[-slots:])",
+            ),
+            (
+                "offsets are left out",
+                "return scaled + np.asarray(self.offsets[:slots]) if self.offsets else scaled",
+                "return scaled",
+            ),
+            (
+                "offsets of a short block are those of the end of a long one",
+                "np.asarray(self.offsets[:slots])",
+                "np.asarray(self.offsets[-slots:])",
+            ),
+            ("every rule has the first one's fit", "for name in (rule, *RULES):", "for name in RULES:"),
+            (
+                "sampled requests have the greedy fit",
+                "return self.rules[name].get(bucket)",
+                'return self.rules[name].get("greedy")',
+            ),
+            (
+                "a temperature of 0 is taken",
+                "not math.isfinite(number) or number <= above:",
+                "not math.isfinite(number) or number < above:",
+            ),
         ),
     ),
     *in_file(
         "draft_service/sample_block.py",
-        (
-            "greedy and sampled requests change their calibrations",
-            '("greedy" if params.greedy else "sampled", NAMES[params.rule])',
-            '("sampled" if params.greedy else "greedy", NAMES[params.rule])',
+        *caught_by(
             ("tests/unit/draft_service/test_sample_block.py",),
-        ),
-        (
-            "every rule is calibrated as the block rule",
-            '("greedy" if params.greedy else "sampled", NAMES[params.rule])',
-            '("greedy" if params.greedy else "sampled", "block")',
-            ("tests/unit/draft_service/test_sample_block.py",),
-        ),
-        (
-            "a mixed cohort is calibrated as its first member",
-            "if len(set(fits)) == 1:",
-            "if len(set(fits)) >= 1:",
-            ("tests/unit/draft_service/test_sample_block.py",),
+            (
+                "greedy and sampled requests change their calibrations",
+                '("greedy" if params.greedy else "sampled", NAMES[params.rule])',
+                '("sampled" if params.greedy else "greedy", NAMES[params.rule])',
+            ),
+            (
+                "every rule is calibrated as the block rule",
+                '("greedy" if params.greedy else "sampled", NAMES[params.rule])',
+                '("greedy" if params.greedy else "sampled", "block")',
+            ),
+            ("a mixed cohort is calibrated as its first member", "if len(set(fits)) == 1:", "if len(set(fits)) >= 1:"),
         ),
     ),
     harmless(
