@@ -2,7 +2,7 @@
 
     PYTHONPATH=.:tests python -m faults [--long] [--only 1,4,15] [--jobs 2] [--budget 900]
 
-A row is a program of its own, a module of `faults.rows`: `python -m faults.rows.r04_malformed --json`. It runs alone or
+A row is a program of its own, a module of `faults.rows`: `python -m faults.rows r04_malformed --json`. It runs alone or
 beside another one. A row that fails, crashes or takes too long costs only itself: what it had printed by then counts,
 and each statement that it owes is a row that says so. All rows are saved in benchmarks/results, with the command, the
 commit, the machine and the date.

@@ -1,6 +1,6 @@
 """A network namespace for each process, so that the kernel itself loses packets on the way to it or from it.
 
-    enter("faults.rows.r14_partitions")      # once, first thing: this program gets a network of its own
+    enter("faults.rows")      # once, first thing: this program gets a network of its own
     with FaultCell(between="kernel") as cell:
         cell.proxies["draft/0"].blackhole(Way.IN)
 

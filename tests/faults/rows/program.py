@@ -1,30 +1,45 @@
-"""What the programs of rows share: their arguments, silence of the system under test, figures."""
+"""What the programs of rows share: their arguments, silence of the system under test, figures.
+
+Each has `rows`, which takes what was asked for and yields what it found, and may have OPTIONS of its own.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import math
 import resource
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import structlog
 
 from benchmarks.pair import leave_in_order
+from benchmarks.row import Row
+
+Args: TypeAlias = argparse.Namespace
+Rows: TypeAlias = Iterator[Row]
 
 
-def arguments(description: str | None, **numbers: float | None) -> argparse.Namespace:
-    """`--json`, `--long`, and numbers by name with their usual values. From here on SIGTERM ends the program in order,
-    and only errors are logged."""
+def arguments(description: str | None, numbers: Mapping[str, float | None]) -> Args:
+    """`--json`, `--long`, and numbers by name with their usual values."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print JSON rows")
     parser.add_argument("--long", action="store_true", help="as often as the table says")
     for name, usual in numbers.items():
         parser.add_argument(f"--{name}", type=float, default=usual)
-    args = parser.parse_args()
+    return parser.parse_args(sys.argv[2:])
+
+
+def main() -> int:
+    """The program that the command line names; SIGTERM ends it in order, and only errors are logged."""
+    program = importlib.import_module(f"faults.rows.{sys.argv[1]}")
+    args = arguments(program.__doc__, getattr(program, "OPTIONS", {}))
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     leave_in_order()
-    return args
+    return max(row.show(as_json=args.json) for row in program.rows(args))
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import time
 
 from benchmarks.row import Row, note
 from faults.processes import FaultCell
-from faults.rows.program import arguments, quantile
+from faults.rows.program import Args, Rows, quantile
 from faults.streams import PATIENT, Stream, asking, judged, until, wave, whole
 
 STREAMS, TOKENS = 8, 160
@@ -21,8 +20,7 @@ KILLS, LONG_KILLS = 6, 200
 STALL_S = 1.5
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     kills = LONG_KILLS if args.long else KILLS
     with FaultCell(verifiers=2, drafters=2, coordinator=PATIENT) as cell:
         streams, at = asyncio.run(_storm(cell, kills))
@@ -32,7 +30,7 @@ def main() -> int:
     value |= {"stall_p50_s": round(quantile(stalls, 0.5), 3), "stall_p99_s": round(quantile(stalls, 0.99), 3)}
     holds = value["right"] == len(streams) and value["stall_p99_s"] <= STALL_S and settled and bool(stalls)
     bar = f"every stream ends with the target's ids, or by its law; p99 of the stalls <= {STALL_S:g} s; all freed"
-    return Row("1", "killed workers cost a pause", value, bar, holds).show(as_json=args.json)
+    yield Row("1", "killed workers cost a pause", value, bar, holds)
 
 
 async def _storm(cell: FaultCell, kills: int) -> tuple[list[Stream], list[float]]:
@@ -48,7 +46,3 @@ async def _storm(cell: FaultCell, kills: int) -> tuple[list[Stream], list[float]
             await until(lambda: whole(cell))
             note(f"{number + 1} kills, {len(streams)} streams")
     return streams, at
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 
 from benchmarks.row import Row, note
 from faults.promises import PATIENT, asking, freed, judged
-from faults.rows.program import arguments, quantile
+from faults.rows.program import Args, Rows, quantile
 from faults.simulated import Answer, SimulatedCell, simulate
 
 KILLS, LONG_KILLS, KILLS_EACH = 48, 2000, 6
@@ -38,8 +37,7 @@ async def killing(cell: SimulatedCell, draw: random.Random) -> tuple[list[Answer
     return answers, found
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     kills = LONG_KILLS if args.long else KILLS
     answers: list[Answer] = []
     problems: list[str] = []
@@ -57,8 +55,4 @@ def main() -> int:
     value["engine"] = "pair"
     bar = f"all ids the target's, or what recorded choices lead to; p99 stall <= {STALL_S:g} s (simulated time)"
     holds = not problems and stall <= STALL_S
-    return Row("1", "a verifier is killed at any token (simulated)", value, bar, holds).show(as_json=args.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Row("1", "a verifier is killed at any token (simulated)", value, bar, holds)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.row import Row, note
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "unit" / "decoding"))
 
@@ -35,8 +35,7 @@ BOUND = 1e-9
 LEAST = 500
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     each = 100 if args.long else 9
     began, worst, tables = time.monotonic(), 0.0, 0
     for policy, rule, kind in CELLS:
@@ -63,10 +62,4 @@ def main() -> int:
         "seconds": round(time.monotonic() - began, 1),
     }
     bar = f"total variation <= {BOUND:g} on {LEAST} tables or more, plans in the loop"
-    return Row("2", "what is emitted follows the target's law", value, bar, worst <= BOUND and tables >= LEAST).show(
-        as_json=args.json
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Row("2", "what is emitted follows the target's law", value, bar, worst <= BOUND and tables >= LEAST)

@@ -12,14 +12,13 @@ import sys
 
 from benchmarks.pair import ROOT
 from benchmarks.row import Row
-from faults.rows.program import arguments, cpu_s
+from faults.rows.program import Args, Rows, cpu_s
 
 LEAST = 20
 CPU_S = 60.0  # of the everyday form; children that die by their bug are counted too
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     command = [sys.executable, "-m", "benchmarks.mutants", "--json"]
     command += [] if args.long else ["--list=rules", "--every=3"]
     before = cpu_s()
@@ -28,14 +27,9 @@ def main() -> int:
     )
     seconds = cpu_s() - before
     if not done.stdout:
-        print(f"benchmarks.mutants ended with status {done.returncode}", file=sys.stderr)
-        return 1
+        raise SystemExit(f"benchmarks.mutants ended with status {done.returncode}")
     value = {**json.loads(done.stdout)["value"], "cpu_seconds": round(seconds, 1), "all": args.long}
     quick = args.long or seconds < CPU_S
     holds = value["caught"] == value["bugs"] >= LEAST and quick
     bar = f"all of {LEAST} or more caught" + ("" if args.long else f", under {CPU_S:g} s of processor")
-    return Row("3", "injected bugs are caught", value, bar, holds).show(as_json=args.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Row("3", "injected bugs are caught", value, bar, holds)

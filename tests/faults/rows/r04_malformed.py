@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections import Counter
 from typing import Any
 
@@ -21,7 +20,7 @@ from faults.attack import attack
 from faults.boundaries import methods
 from faults.plan import Message, Plan
 from faults.processes import FaultCell
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 from faults.simulated import Answer, SimulatedCell, simulate
 from faults.spoiler import Spoiler
 
@@ -93,8 +92,10 @@ def hear(stories: int) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    args = arguments(__doc__, messages=None)
+OPTIONS = {"messages": None}
+
+
+def rows(args: Args) -> Rows:
     count = int(args.messages or (1_000_000 if args.long else 10_000))
     with FaultCell() as cell:
         pids = {name: child.pid for name, child in cell.children.items()}
@@ -111,13 +112,9 @@ def main() -> int:
     )
     bar = "0 deaths, 0 hangs, nothing honest refused, nothing held afterwards, neighbour's ids unchanged, "
     bar += f"p99 refusal < 2 ms, resident + {GROWTH_MB:g} MB"
-    code = Row("4", "malformed commands and rows at workers", value, bar, holds).show(as_json=args.json)
+    yield Row("4", "malformed commands and rows at workers", value, bar, holds)
     note("events at the coordinator")
     heard = hear(2000 if args.long else 30)
     holds = not heard["wrong_in_all"] and heard["spoiled_events"] > heard["stories"]
     bar = "every request ends: with its ids, or with an error; nothing held afterwards, later requests as ever"
-    return code | Row("4", "malformed events at the coordinator", heard, bar, holds).show(as_json=args.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Row("4", "malformed events at the coordinator", heard, bar, holds)

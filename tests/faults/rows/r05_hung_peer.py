@@ -16,7 +16,7 @@ import time
 
 from benchmarks.row import Row, note
 from faults.processes import FaultCell
-from faults.rows.program import arguments, quantile
+from faults.rows.program import Args, Rows, quantile
 from faults.streams import PATIENT, Stream, asking, judged, until, wave, whole
 from faults.synthetic_cell import counter
 
@@ -27,8 +27,7 @@ STOPS, LONG_STOPS = 4, 20
 BUSY_S, LONG_BUSY_S = 6.0, 3600.0
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     stops, busy_s = (LONG_STOPS, LONG_BUSY_S) if args.long else (STOPS, BUSY_S)
     silences: dict[str, list[float]] = {"verify": [], "draft": []}
     with FaultCell(verifiers=2, drafters=2, coordinator=PATIENT) as cell:
@@ -41,7 +40,7 @@ def main() -> int:
     value |= {"verifier_p99_s": round(verifier_s, 2), "drafter_p99_s": round(quantile(silences["draft"], 0.99), 2)}
     holds = value["right"] == len(streams) and verifier_s <= BAR_S and not false
     bar = f"the target's ids, or by its law; silence p99 <= {BAR_S:g} s; 0 let go under full load"
-    return Row("5", "hung peers are let go, busy ones are not", value, bar, holds).show(as_json=args.json)
+    yield Row("5", "hung peers are let go, busy ones are not", value, bar, holds)
 
 
 async def _stop(cell: FaultCell, stops: int, silences: dict[str, list[float]]) -> list[Stream]:
@@ -75,7 +74,3 @@ async def _busy(cell: FaultCell, seconds: float) -> list[Stream]:
 
 def _burners() -> list[subprocess.Popen[bytes]]:
     return [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import ssl
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from dspark.runtime.channel import sync_channel
 from dspark.runtime.roles import METHODS, METRICS, Role
 from dspark.runtime.tls import Tls
 from faults.pair import DRAFTER, TARGET
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 from faults.secured_cell import Listener, SecuredCell
 
 ASK_S = 5.0
@@ -33,8 +32,7 @@ OPEN_PAGES = ("/health", "/")  # who is alive may be asked, as over gRPC; the li
 GENERATE = "/dspark.wire.v1.Generation/Generate"
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     with SecuredCell(target=TARGET, drafter=DRAFTER, coordinator={"http": "127.0.0.1:0"}) as cell:
         with cell.client() as client:
             known = {process.name: process for process in client.status().processes}
@@ -64,7 +62,7 @@ def main() -> int:
     }
     holds = not accepted and speaks == Counter(wanted) and not wide
     name = "strangers refused on every listening socket of a secured cell"
-    return Row(6, name, value, "0 accepted, 0 listeners outside the list", holds).show(as_json=args.json)
+    yield Row(6, name, value, "0 accepted, 0 listeners outside the list", holds)
 
 
 def _near(address: str) -> bool:
@@ -146,7 +144,3 @@ def _http(listener: Listener, tls: Tls | None, page: str) -> bool:
         return connection.getresponse().status not in (401, 403, 404, 405)  # a page may not be there, or not to be got
     except (OSError, ssl.SSLError, http.client.HTTPException):
         return False
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import pickle
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ from benchmarks.pair import ROOT
 from benchmarks.row import Row, note
 from faults.attack import attack
 from faults.processes import FaultCell
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 from faults.watch import Watch
 
 ROOMS = ("dspark", "coordinator", "verify_service", "draft_service")
@@ -34,8 +33,7 @@ class _Bomb:
         return print, ("unpickled",)
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     with Watch() as watch, FaultCell(verifiers=2, coordinator={"http": "127.0.0.1:0"}) as cell:
         noticed = len(watch.events())  # of the start, unpickling only
         with cell.client() as client:
@@ -61,9 +59,7 @@ def main() -> int:
     }
     note(f"{len(events)} events, {len(found)} calls")
     bar = "0 events in any process, 0 calls in the sources of the four rooms"
-    return Row("7", "no foreign code, no pickle", value, bar, not events and not found and left > 100).show(
-        as_json=args.json
-    )
+    yield Row("7", "no foreign code, no pickle", value, bar, not events and not found and left > 100)
 
 
 def bomb_everywhere(client: Any) -> int:
@@ -97,7 +93,3 @@ def suspicious() -> Iterator[str]:
                     yield from (f"{where} import {each.name}" for each in node.names if each.name in MODULES)
                 elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
                     yield f"{where} from {node.module}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -20,7 +20,7 @@ import grpc
 
 from benchmarks.row import Row, note
 from faults.processes import FaultCell
-from faults.rows.program import arguments, quantile
+from faults.rows.program import Args, Rows, quantile
 from faults.synthetic_cell import Told, ask, closed_loop, message, synthetic_cell
 
 PLACES, QUEUE, TOKENS = 8, 16, 64
@@ -29,8 +29,7 @@ EXPECTED = (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED)
 BARS = {"goodput": 0.95, "refusal_p99_ms": 10.0, "back_s": 5.0}
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     given = {"max_running": PLACES, "max_queued": QUEUE, "policy": "fixed:4"}
     with synthetic_cell(sequences=64, coordinator=given) as cell:
         value = asyncio.run(_measure(cell, 300.0 if args.long else 20.0))
@@ -42,7 +41,7 @@ def main() -> int:
         and value["first_token_p99_s"] <= value["first_token_bound_s"]
         and value["other_codes"] == 0
     )
-    return Row(8, "ten times the load", value, bar, bool(holds)).show(as_json=args.json)
+    yield Row(8, "ten times the load", value, bar, bool(holds))
 
 
 async def _measure(cell: FaultCell, seconds: float) -> dict[str, Any]:
@@ -95,7 +94,3 @@ async def _open_loop(channel: grpc.aio.Channel, rate: float, seconds: float) -> 
         due += draw.expovariate(rate)
     await asyncio.gather(*running)
     return told
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -23,7 +23,7 @@ from dspark.runtime.channel import sync_channel
 from dspark.runtime.security import PUBLIC_STREAMS
 from dspark.wire.v1 import generate_pb2
 from faults.processes import FaultCell
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 
 STORM, BARE = "--storm", "--bare"
 AT_ONCE = 50
@@ -33,14 +33,10 @@ SELF = (sys.executable, "-m", "faults.rows.r09_cancel_storm")
 LEAST_RATE, MOST_P99_MS = 10_000, 10.0
 
 
-def main() -> int:
-    if sys.argv[1:2] == [STORM]:  # be the peer
-        print(json.dumps(_storm(sys.argv[2])))
-        return 0
-    if sys.argv[1:2] == [BARE]:
-        asyncio.run(_serve_nothing(int(sys.argv[2])))
-        return 0
-    args = arguments(__doc__, streams=PUBLIC_STREAMS)
+OPTIONS = {"streams": PUBLIC_STREAMS}
+
+
+def rows(args: Args) -> Rows:
     streams = str(int(args.streams))
     with subprocess.Popen([*SELF, BARE, streams], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -63,7 +59,7 @@ def main() -> int:
     }
     holds = served and not hurt["failed"] and hurt["p99_ms"] <= MOST_P99_MS and hurt["cancels_per_s"] >= LEAST_RATE
     bar = f"0 failures, p99 <= {MOST_P99_MS:g} ms at >= {LEAST_RATE} cancels/s"
-    return Row(9, "a storm of cancels by one peer harms nobody else", value, bar, holds).show(as_json=args.json)
+    yield Row(9, "a storm of cancels by one peer harms nobody else", value, bar, holds)
 
 
 def _weathered(endpoint: str) -> dict[str, Any]:
@@ -126,4 +122,7 @@ def _storm(endpoint: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1] == STORM:  # the peer
+        print(json.dumps(_storm(sys.argv[2])))
+    elif sys.argv[1] == BARE:
+        asyncio.run(_serve_nothing(int(sys.argv[2])))

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 
 from benchmarks.row import Row, note
 from faults import pair
 from faults.promises import freed, judged, take_out_youngest
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 from faults.simulated import Answer, SimulatedCell, simulate
 
 SEQUENCES = 12
@@ -69,8 +68,7 @@ async def scarce(cell: SimulatedCell, seed: int, forced: int) -> tuple[list[Answ
     return answers, judged(cell, answers) + await freed(cell), figures
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     seeds = LONG_SEEDS if args.long else SEEDS
     ended, problems = 0, list[str]()
     total = {"preemptions": 0.0, "prefilled": 0.0, "needed": 0.0, "produced": 0.0}
@@ -107,8 +105,4 @@ def main() -> int:
         f"all end with the target's ids or the recorded choices', prefill wasted <= {WASTE:.0%} of all tokens, "
         f"<= {MOST_PREEMPTIONS} preemptions of a request, no stall of {STALL_S:g} simulated s"
     )
-    return Row("10", "pages for half of the sequences, forced preemption", value, bar, holds).show(as_json=args.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Row("10", "pages for half of the sequences, forced preemption", value, bar, holds)

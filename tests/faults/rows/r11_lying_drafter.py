@@ -21,7 +21,7 @@ from dspark.wire.v1 import draft_pb2
 from faults import pair
 from faults.plan import Message, Plan
 from faults.promises import lied_to
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 from faults.simulated import Answer, SimulatedCell, simulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "unit" / "decoding"))
@@ -105,8 +105,7 @@ def enumerated(tables: int) -> float:
     return worst
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     worst = enumerated(200 if args.long else 12)
     settings: dict[str, Any] = {"synthetic": True, "seconds": STEPS}
     plain_s = simulate(lambda cell: answers(cell, "off"), **settings)[1]
@@ -127,8 +126,4 @@ def main() -> int:
     }
     holds = worst <= BOUND and not wrong and min(speeds.values()) >= SPEED
     bar = f"coupled law within {BOUND:g}, same ids under every lie, >= {SPEED:.0%} of plain decoding's speed"
-    return Row("11", "a drafter that lies", value, bar, holds).show(as_json=args.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Row("11", "a drafter that lies", value, bar, holds)

@@ -7,13 +7,12 @@ under the policy `off`; `back_s` the time from the drafters' return to the first
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any
 
 from benchmarks.row import Row, note
 from faults import pair
 from faults.promises import PROMISES, judged
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 from faults.simulated import Answer, SimulatedCell, simulate
 
 STREAMS, TOKENS, DEAD_S = 4, 200, 2.0
@@ -73,8 +72,7 @@ async def story(cell: SimulatedCell) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     plain_rate = simulate(plain, drafters=2, seconds=STEPS)
     value = simulate(story, drafters=2, seconds=STEPS)
     value["share_of_plain"] = round(value.pop("rate") / plain_rate, 3)
@@ -85,8 +83,4 @@ def main() -> int:
     holds = not value["problems"] and value["share_of_plain"] >= SHARE and not value["prefills_again"]
     holds = holds and value["back_s"] is not None and value["back_s"] <= BACK_S
     bar = f"the target's ids or the recorded choices', >= {SHARE:.0%} of plain speed, drafts again <= {BACK_S:g} s"
-    return Row("12", "without drafters it is plain decoding", value, bar, holds).show(as_json=args.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Row("12", "without drafters it is plain decoding", value, bar, holds)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import sys
 import time
 
 import grpc
@@ -15,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.row import Row, note
 from faults.processes import FaultCell
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 from faults.streams import Stream, asking, judged, until, wave, whole
 
 STREAMS, TOKENS = 8, 160
@@ -24,8 +23,7 @@ RESTARTS, LONG_RESTARTS = 4, 20
 SERVICES = {"verify": "dspark.wire.v1.Verify", "draft": "dspark.wire.v1.Draft"}
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     restarts = LONG_RESTARTS if args.long else RESTARTS
     grace = {"grace_s": 4.0}
     with FaultCell(verifiers=2, drafters=2, coordinator={"max_handovers": 0}, verify=grace, draft=grace) as cell:
@@ -35,7 +33,7 @@ def main() -> int:
     value["not_serving_after_s"] = round(max(flips), 3)
     holds = value["right"] == len(streams) and max(flips) <= HEALTH_S and not value["killed"]
     bar = f"0 failed with no loss allowed, the target's ids or by its law, NOT_SERVING within {HEALTH_S:g} s of SIGTERM"
-    return Row("13", "a rolling restart fails nobody", value, bar, holds).show(as_json=args.json)
+    yield Row("13", "a rolling restart fails nobody", value, bar, holds)
 
 
 async def _roll(cell: FaultCell, restarts: int) -> tuple[list[Stream], list[float], list[int]]:
@@ -72,7 +70,3 @@ async def _healthy(stub: health_pb2_grpc.HealthStub, name: str) -> bool:
     except grpc.aio.AioRpcError:
         return False
     return bool(said.status == health_pb2.HealthCheckResponse.SERVING)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

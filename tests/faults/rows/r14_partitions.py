@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import time
 
 from benchmarks.row import Row, note
 from faults import namespaces
 from faults.processes import FaultCell, until
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 from faults.streams import PATIENT, Stream, asking, judged, wave
 from faults.synthetic_cell import counter
 from faults.tcp_proxy import Way
@@ -30,9 +29,11 @@ LEAST_BITE_S = 1.0  # pause of a stream whose verifier is cut off: it is moved w
 FREED_S = 30.0  # a worker hears of a dead session by its own keepalive, in 13 s; a lease would take 150
 
 
-def main() -> int:
-    args = arguments(__doc__, minutes=None, proxies=0)
-    kernel = not args.proxies and namespaces.enter("faults.rows.r14_partitions")
+OPTIONS = {"minutes": None, "proxies": 0}
+
+
+def rows(args: Args) -> Rows:
+    kernel = not args.proxies and namespaces.enter("faults.rows")
     lasts_s = 60.0 * (args.minutes or (LONG_MINUTES if args.long else QUICK_MINUTES))
     between = "kernel" if kernel else "tcp"
     with FaultCell(verifiers=2, drafters=2, between=between, coordinator=PATIENT) as cell:
@@ -61,7 +62,7 @@ def main() -> int:
         bar += f", in {LONG_FRAMES:,} frames"
     bit = max((gap for stream in ended for gap in stream.gaps), default=0.0) > LEAST_BITE_S  # cuts were felt
     holds = value["right"] == len(ended) and settled and bool(cuts) and bit and (not args.long or frames >= LONG_FRAMES)
-    return Row(14, "routes that die for five seconds", value, bar, holds).show(as_json=args.json)
+    yield Row(14, "routes that die for five seconds", value, bar, holds)
 
 
 async def _storm(cell: FaultCell, streams: int, lasts_s: float, each_s: float) -> tuple[list[Stream], dict[str, int]]:
@@ -80,7 +81,3 @@ async def _storm(cell: FaultCell, streams: int, lasts_s: float, each_s: float) -
             await asyncio.sleep(CUT_S)
             cell.proxies[name].heal()
     return asked, cuts
-
-
-if __name__ == "__main__":
-    sys.exit(main())

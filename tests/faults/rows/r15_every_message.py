@@ -8,7 +8,6 @@ laws.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
 from typing import Any
 
@@ -17,7 +16,7 @@ from faults import pair
 from faults.boundaries import kinds
 from faults.plan import Action, Plan, once
 from faults.promises import judged
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 from faults.simulated import Answer, SimulatedCell, simulate
 
 TOKENS = 14
@@ -76,8 +75,7 @@ def hurt_by(plan: Plan) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     seen = Plan()
     assert not (found := simulate(story, plan=seen, **SETTINGS)), found
     wanted = sorted({kind for method, _, kind in kinds() if not method.startswith(LEFT_OUT) and kind != TOO_SMALL})
@@ -103,10 +101,4 @@ def main() -> int:
     bar = (
         "every message between processes x lost, twice, overtaken, cut: the target's ids or the choices', nothing held"
     )
-    return Row("15", "each message lost, repeated or out of order", value, bar, not failed and not uncovered).show(
-        as_json=args.json
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Row("15", "each message lost, repeated or out of order", value, bar, not failed and not uncovered)

@@ -6,7 +6,6 @@ The machine is `faults.machine`; what it ever finds becomes a fixed example in t
 from __future__ import annotations
 
 import signal
-import sys
 import time
 import traceback
 from pathlib import Path
@@ -16,13 +15,12 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from benchmarks.row import Row, note
 from faults.machine import CellMachine
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 
 EACH = 40
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an exception out of the machine would count as its finding
     wanted = 100_000 if args.long else 1_000
     began, problem, number = time.monotonic(), "", 0
@@ -55,8 +53,4 @@ def main() -> int:
     bar = (
         f"{wanted} steps: pages conserved, commits only grow and are the target's, bounds kept, all ends; 0 violations"
     )
-    return Row("16", "random commands against a model", value, bar, not problem).show(as_json=args.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Row("16", "random commands against a model", value, bar, not problem)

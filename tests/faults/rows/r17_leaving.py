@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 
 from benchmarks.row import Row, note
 from dspark.client import DeadlineExceeded
-from faults.rows.program import arguments, quantile
+from faults.rows.program import Args, Rows, quantile
 from faults.simulated import SimulatedCell, simulate
 
 STEP_S = 0.0053  # of the simulated verifier, with its hops
@@ -55,8 +54,7 @@ async def story(cell: SimulatedCell, rounds: int, draw: random.Random) -> tuple[
     return took, wrong
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     requests = 10_000 if args.long else 800
     took: list[float] = []
     wrong: list[str] = []
@@ -78,10 +76,4 @@ def main() -> int:
     }
     holds = not wrong and max(took) <= LIMIT_S
     bar = f"all free <= {LIMIT_S:.3f} s (a step and 100 ms) after they left, no page leaked (simulated time)"
-    return Row("17", "deadlines, cancels and vanished clients free everything", value, bar, holds).show(
-        as_json=args.json
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Row("17", "deadlines, cancels and vanished clients free everything", value, bar, holds)

@@ -15,7 +15,7 @@ from benchmarks.row import Row, note
 from dspark.client import Client, DeadlineExceeded
 from faults import pair
 from faults.processes import FaultCell
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 
 BAR_S = 1.0
 GIVE_UP_S = 10.0
@@ -32,11 +32,10 @@ for number, event in enumerate(stream):
 """
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     value, holds = measure(LONG_TIMES if args.long else TIMES)
     bar = f"sequences and pages zero in both pools within {BAR_S:g} s, every time"
-    return Row("17", "a client that leaves frees everything", value, bar, holds).show(as_json=args.json)
+    yield Row("17", "a client that leaves frees everything", value, bar, holds)
 
 
 def measure(times: int) -> tuple[dict[str, int], bool]:
@@ -95,7 +94,3 @@ def _free_again(watcher: Client) -> float:
         if (answering and not held) or waited > GIVE_UP_S:
             return waited
         time.sleep(0.01)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,7 +9,6 @@ coordinator's.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ import grpc
 from benchmarks.row import Row, note
 from dspark.wire.v1 import generate_pb2_grpc
 from faults.processes import FaultCell
-from faults.rows.program import arguments, quantile
+from faults.rows.program import Args, Rows, quantile
 from faults.synthetic_cell import ask, counter, message, small_channel, synthetic_cell
 
 HONEST, TOKENS, LONG = 8, 300, 20_000
@@ -29,8 +28,7 @@ CUT = "dspark_slow_readers_cut_total"
 WINDOW_CHUNKS = 90  # that a small window takes, with what gRPC takes ahead
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     stalled = 500 if args.long else 60
     given = {"max_running": 640, "max_unread_s": UNREAD_S, "max_prefills": 64, "policy": "off"}
     with synthetic_cell(sequences=640, coordinator=given) as cell:
@@ -44,7 +42,7 @@ def main() -> int:
         and value["last_cut_s"] <= value["begun_within_s"] + value["window_full_after_s"] + UNREAD_S + 1.0
         and value["first_cut_s"] >= UNREAD_S
     )
-    return Row(18, "stalled readers", value, bar, bool(holds)).show(as_json=args.json)
+    yield Row(18, "stalled readers", value, bar, bool(holds))
 
 
 @dataclass(slots=True)
@@ -139,7 +137,3 @@ async def _watch(cell: FaultCell, before: int, count: int, began: float, longest
         cuts += [time.monotonic() - began] * (known - len(cuts))
         await asyncio.sleep(0.2)
     return cuts
-
-
-if __name__ == "__main__":
-    sys.exit(main())

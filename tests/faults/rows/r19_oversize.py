@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from dspark.wire.v1 import (
 )
 from faults.pair import DRAFTER, TARGET
 from faults.processes import FaultCell
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 
 MIB = 1 << 20
 MANY = 1_000_000
@@ -59,8 +58,7 @@ class Case:
         return max(len(self.message), sum(len(value) for _, value in self.metadata), 8 * self.values)
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     rows: list[dict[str, Any]] = []
     host = f"127.0.0.1:{free_ports(1)[0]}"
     with FaultCell(TARGET, DRAFTER, coordinator={"http": host}) as cell:
@@ -95,9 +93,7 @@ def main() -> int:
     }
     holds = not let_in and not slow and not grown and alive and served
     name = "oversize and over-count requests are refused before anything is allocated, at every entry"
-    return Row(19, name, value, f"all refused in <= {MOST_MS:g} ms, memory <= +{MOST_GROWTH:g}x", holds).show(
-        as_json=args.json
-    )
+    yield Row(19, name, value, f"all refused in <= {MOST_MS:g} ms, memory <= +{MOST_GROWTH:g}x", holds)
 
 
 def _requests() -> Iterator[Case]:
@@ -247,7 +243,3 @@ def _length(count: int) -> bytes:
         out.append(count & 0x7F | 0x80)
         count >>= 7
     return bytes([*out, count])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 from typing import Any
 
 from benchmarks.row import Row, note
@@ -18,7 +17,7 @@ from dspark.client import AsyncClient
 from faults import oracle, pair
 from faults.processes import FaultCell
 from faults.promises import PATIENT, judged, take_out_youngest
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 from faults.simulated import Answer, SimulatedCell, simulate
 
 REQUESTS, LONG_REQUESTS, EACH = 60, 600, 30
@@ -75,8 +74,7 @@ async def plain(endpoint: str, count: int) -> list[list[int]]:
         return [list(answer.token_ids) for answer in await asyncio.gather(*asked)]
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     count = LONG_REQUESTS if args.long else REQUESTS
     told: dict[str, Any] = {"problems": [], "preempted": 0, "cached": 0, "verified": 0, "accepted": 0}
     for seed in range(count // EACH):
@@ -96,8 +94,4 @@ def main() -> int:
     value |= {"plain_greedy": number, "plain_same_ids": same}
     holds = not told["problems"] and same == number and bool(told["preempted"] and told["cached"] and told["accepted"])
     bar = "each answer the target's or what recorded choices lead to; greedy as transformers; some preempted and cached"
-    return Row("20", "same answers in any company", value, bar, holds).show(as_json=args.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Row("20", "same answers in any company", value, bar, holds)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import tempfile
 import time
 
 from benchmarks.row import Row, note
 from faults.processes import FaultCell
-from faults.rows.program import arguments, quantile
+from faults.rows.program import Args, Rows, quantile
 from faults.streams import ALL_PARAMS, PATIENT, Stream, asking, judged, until, wave
 
 STREAMS, TOKENS = 8, 200
@@ -23,8 +22,7 @@ KILLS, LONG_KILLS = 3, 30
 BAR_S, RESUME_S = 5.0, 60.0
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     kills = LONG_KILLS if args.long else KILLS
     with (
         tempfile.TemporaryDirectory(prefix="dspark-journal-") as folder,
@@ -38,7 +36,7 @@ def main() -> int:
     value |= {"back_p50_s": round(quantile(back, 0.5), 2), "back_p99_s": round(quantile(back, 0.99), 2)}
     holds = value["right"] == len(streams) and value["back_p99_s"] <= BAR_S and all(resumed)
     bar = f"every stream ends, nothing shown is lost or changed; the next token within {BAR_S:g} s of the kill"
-    return Row("21", "a killed coordinator costs a pause", value, bar, holds).show(as_json=args.json)
+    yield Row("21", "a killed coordinator costs a pause", value, bar, holds)
 
 
 async def _storm(cell: FaultCell, kills: int) -> tuple[list[Stream], list[float]]:
@@ -55,7 +53,3 @@ async def _storm(cell: FaultCell, kills: int) -> tuple[list[Stream], list[float]
             back += [min(when for when in one.times if when > killed) - killed for one in hit if one.times[-1] > killed]
             note(f"{number + 1} kills, {len(streams)} streams")
     return streams, back
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,7 +7,6 @@ the head is back the controller has to find that out and start another one.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import signal
@@ -18,7 +17,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.pair import leave_in_order
 from benchmarks.row import Row, note
 from deploy.head import free_ports
 from deploy.process_tags import end_all, marked, new_cell_id
@@ -26,6 +24,7 @@ from deploy.ray_environment import environment
 from dspark.client import AsyncClient
 from dspark.runtime.identity import write_token
 from faults.pair import DRAFTER, TARGET
+from faults.rows.program import Args, Rows
 from faults.streams import Stream, judged, wave
 
 STREAMS = 8
@@ -34,24 +33,21 @@ AWAY_MOST_S = 30.0  # the head is back by then, even under longer streams: Ray e
 BAR_S = 60.0
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON row")
-    parser.add_argument("--kills", type=int, default=1, help="of the head; 20 in a night")
-    parser.add_argument("--tokens", type=int, default=800, help="length of each answer")
-    args = parser.parse_args(argv)
-    leave_in_order()
+OPTIONS = {"kills": 1, "tokens": 800}  # of the head, 20 in a night; of each answer
+
+
+def rows(args: Args) -> Rows:
     with tempfile.TemporaryDirectory(prefix="dspark-gcs-", dir="/tmp") as name:
         site = Site(Path(name))
         try:
             site.start()
-            value = asyncio.run(site.storm(args.kills, args.tokens))
+            value = asyncio.run(site.storm(int(args.kills), int(args.tokens)))
         finally:
             site.stop()
     healed = [float(each) for each in value["healed_s"]]  # type: ignore[attr-defined]
     bar = f"0 streams failed, the target's ids or by its law, the pool whole within {BAR_S:g} s of the head's return"
     holds = value["right"] == value["streams"] and len(healed) == args.kills and max(healed, default=0.0) <= BAR_S
-    return Row(22, "a killed head stops no stream", value, bar, holds).show(as_json=args.json)
+    yield Row(22, "a killed head stops no stream", value, bar, holds)
 
 
 class Site:
@@ -141,7 +137,3 @@ class Site:
         if ran.returncode:
             raise SystemExit(f"{module} {words[0]}: {(ran.stderr or ran.stdout).strip()[-2000:]}")
         return ran.stdout
-
-
-if __name__ == "__main__":
-    sys.exit(main())

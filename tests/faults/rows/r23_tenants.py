@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from benchmarks.row import Row
 from coordinator.queue.waiting_queue import ANSWER, PROMPT
 from dspark.client import AsyncClient
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 from faults.simulated import SimulatedCell, simulate
 
 FLOOD, LIGHT = 64, 4
@@ -25,8 +24,7 @@ PLACES, PROMPT_TOKENS, FLOOD_TOKENS, LIGHT_TOKENS = 16, 32, 48, 24
 WORKER = "worker-token-of-this-cell"
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     seconds = 600.0 if args.long else 30.0
     with tempfile.TemporaryDirectory() as folder:
         alone = _run(Path(folder), seconds, flood=0)
@@ -36,7 +34,7 @@ def main() -> int:
     value = {"simulated_s": seconds, "alone": alone, "beside": beside, "p99_ratio": round(ratio, 2), "bound": bound}
     bar = "gap of weighted tokens within the counter's bound; p99 of light first tokens <= 1.5 x alone"
     holds = beside["widest_gap"] <= bound and ratio <= 1.5 and beside["light_errors"] == 0
-    return Row(23, "a tenant floods", value, bar, bool(holds)).show(as_json=args.json)
+    yield Row(23, "a tenant floods", value, bar, bool(holds))
 
 
 def _run(folder: Path, seconds: float, *, flood: int) -> dict[str, Any]:
@@ -104,7 +102,3 @@ async def _story(cell: SimulatedCell, seconds: float, flood: int) -> dict[str, A
         "widest_gap": round(widest, 1),
         "looks_with_two_waiting": looks,
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

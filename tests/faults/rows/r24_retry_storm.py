@@ -8,7 +8,6 @@ attempts each, there would be about twice as many.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -19,7 +18,7 @@ from dspark.client import AsyncClient, Unavailable
 from dspark.client.request import SERVICE_CONFIG
 from dspark.runtime.channel import open_channel
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 
 BAR = 1.1
 
@@ -39,11 +38,10 @@ class Listener(generate_pb2_grpc.GenerationServicer):
         yield generate_pb2.GenerateResponse(complete=generate_pb2.GenerateComplete(finish_reason=1))
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     value = asyncio.run(_measure(200 if args.long else 40, 50))
     bar = f"calls that arrive <= {BAR:g} x requests made"
-    return Row(24, "a retry storm is none", value, bar, value["calls_per_request"] <= BAR).show(as_json=args.json)
+    yield Row(24, "a retry storm is none", value, bar, value["calls_per_request"] <= BAR)
 
 
 async def _measure(clients: int, requests: int) -> dict[str, float]:
@@ -82,7 +80,3 @@ async def _client(endpoint: str, requests: int, outcomes: Counter[str]) -> None:
             except Unavailable:
                 outcomes["unavailable"] += 1
         await both.close()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import time
 from typing import Any
 
@@ -24,7 +23,7 @@ from dspark.runtime.tls import Tls
 from faults.eavesdropper import Tap, Trace, features, guess
 from faults.pair import DRAFTER, TARGET
 from faults.processes import FaultCell
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 from faults.secured_cell import SecuredCell
 
 QUESTIONS, TOKENS, AT_ONCE = 50, 32, 3
@@ -33,8 +32,7 @@ MOST, LEAST_PLAIN = 0.04, 0.5
 PACE = {"pace_interval_ms": 50.0, "pace_frame_bytes": 1024, "pace_tokens_per_s": 32.0}
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     prompts = [question.prompt for question in built_in()][:QUESTIONS]
     plain, paced = _mode(prompts, {}), _mode(prompts, PACE)
     value = {
@@ -49,7 +47,7 @@ def main() -> int:
     name = "under a pace, packets of an answer tell nothing of the question"
     bar = f"accuracy <= {MOST:.0%} at chance {1 / QUESTIONS:.0%}, where plain packets give >= {LEAST_PLAIN:.0%} away"
     holds = paced["accuracy"] <= MOST and plain["accuracy"] >= LEAST_PLAIN
-    return Row(25, name, value, bar, holds).show(as_json=args.json)
+    yield Row(25, name, value, bar, holds)
 
 
 def _mode(prompts: list[Any], pace: dict[str, float]) -> dict[str, Any]:
@@ -104,7 +102,3 @@ async def _listen(cell: FaultCell, prompts: list[Any]) -> dict[str, Any]:
 
     await asyncio.gather(*(one(cell) for _ in range(AT_ONCE)))
     return {"answers": answers, "lasted": lasted, "first": firsts}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from dspark.errors import CheckpointError, ConfigError, DsparkError
 from faults.bad_checkpoints import CONFIGS, DRAFTER, HEADER, TARGET, WEIGHTS, Spoil, raw
 from faults.forked import forked
 from faults.pair import ROOT
-from faults.rows.program import arguments, quantile
+from faults.rows.program import Args, Rows, quantile
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 
@@ -105,8 +104,7 @@ def fuzz(role: str, source: Path, count: int) -> tuple[int, list[str], float]:
     return refused, problems, slowest
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     for role, source in (("target", TARGET), ("drafter", DRAFTER)):
         load(role, source)  # what loading takes anyway
@@ -144,8 +142,4 @@ def main() -> int:
         f"100 % refused, each with a name, in <= {LIMIT_S:g} s of processor and <= {MEMORY:g} x the folder's bytes "
         f"(+ {ANYWAY_MB:g} MB)"
     )
-    return Row("26", "bad checkpoints are refused at start", value, bar, holds).show(as_json=args.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Row("26", "bad checkpoints are refused at start", value, bar, holds)

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 import time
 from collections.abc import Sequence
 
 from benchmarks.row import Row, note
 from dspark.client import Client
 from dspark.client.events import Finished
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 from faults.secured_cell import TENANTS, SecuredCell
 
 PROMPT = 240  # tokens: fifteen pages
@@ -26,8 +25,7 @@ OWN = 100  # questions that are asked twice by their own tenant
 MOST_AUC = 0.52
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     pairs = LONG_PAIRS if args.long else PAIRS
     value = _probe(pairs)
     # Of so few pairs chance alone moves the area by this much, at three standard deviations.
@@ -35,7 +33,7 @@ def main() -> int:
     bar = MOST_AUC if args.long else round(0.5 + chance, 3)
     holds = value["auc"] <= bar and not value["cached_tokens"] and not value["forged_hits"] and value["own_auc"] > 0.9
     name = "what one tenant asked shows in no other tenant's times"
-    return Row(27, name, value, f"AUC <= {bar} over {pairs} pairs, 0 cached tokens", holds).show(as_json=args.json)
+    yield Row(27, name, value, f"AUC <= {bar} over {pairs} pairs, 0 cached tokens", holds)
 
 
 def _probe(pairs: int) -> dict[str, float]:
@@ -104,7 +102,3 @@ def _auc(low: Sequence[float], high: Sequence[float]) -> float:
 
 def _median(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,7 +12,6 @@ import contextlib
 import http.client
 import json
 import os
-import sys
 import tempfile
 import urllib.request
 from pathlib import Path
@@ -24,7 +23,7 @@ from benchmarks.row import Row, note
 from dspark.client import Client, DsparkError
 from dspark.runtime.identity import write_token
 from faults.processes import FaultCell
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 from faults.watch import Watch
 
 MODELS = ROOT / "tests" / "data" / "pair"
@@ -108,8 +107,7 @@ def canaries(worker: str) -> dict[str, str]:
     }
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     errors: list[str] = []
     outputs: dict[str, str] = {}
     loud = {"GRPC_VERBOSITY": "debug", "TRANSFORMERS_VERBOSITY": "debug"}
@@ -154,8 +152,4 @@ def main() -> int:
     }
     holds = not hits and debug > 0 and len(errors) >= 8 and sum(key.startswith("metrics") for key in outputs) >= 3
     bar = "0 hits in logs at DEBUG, metrics, status, errors and command lines"
-    return Row("28", "canaries in nothing that is put out", value, bar, holds).show(as_json=args.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Row("28", "canaries in nothing that is put out", value, bar, holds)

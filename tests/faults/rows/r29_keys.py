@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import http.client
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from dspark.runtime.channel import sync_channel
 from dspark.runtime.identity import write_token
 from dspark.wire.v1 import control_pb2, draft_pb2, features_pb2, frontend_pb2, generate_pb2, verify_pb2
 from faults.processes import FaultCell
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 
 FILES = (generate_pb2, control_pb2, draft_pb2, features_pb2, frontend_pb2, verify_pb2)
 OTHERS = (
@@ -88,8 +87,7 @@ def compares_in_constant_time() -> bool:
     return digests > 0 and plain == 0
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     tried, let_in, free = 0, [], 0
     with tempfile.TemporaryDirectory(prefix="dspark-keys-") as name:
         folder = Path(name)
@@ -135,8 +133,4 @@ def main() -> int:
     }
     holds = not let_in and free == 3 and value["constant_time"] and len(served) == 4 and pages > 0
     bar = "UNAUTHENTICATED from every method of every listener, health alone is free, keys compared in constant time"
-    return Row("29", "wrong or missing keys", value, bar, bool(holds)).show(as_json=args.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Row("29", "wrong or missing keys", value, bar, bool(holds))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import sys
 import time
 from dataclasses import dataclass, field
 
@@ -19,7 +18,7 @@ from benchmarks.row import Row, note
 from dspark.client import AsyncClient, DsparkError
 from faults import oracle, pair
 from faults.processes import FaultCell
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 from faults.streams import ALL_PARAMS
 
 MINUTES = 30.0
@@ -103,8 +102,10 @@ def slope(points: list[tuple[float, float]]) -> tuple[float, float]:
     return 60.0 * float(middle), 60.0 * float(upper)
 
 
-def main() -> int:
-    args = arguments(__doc__, minutes=MINUTES)
+OPTIONS = {"minutes": MINUTES}
+
+
+def rows(args: Args) -> Rows:
     minutes: float = args.minutes
     soak = Soak()
     with FaultCell(verifiers=2, coordinator={"max_handovers": 100}) as cell:
@@ -137,8 +138,4 @@ def main() -> int:
     }
     holds = worst <= GROWTH_MB_PER_MIN and not leaks and not soak.failed and not soak.wrong and settled
     bar = f"resident <= {GROWTH_MB_PER_MIN:g} MB/min at most, files and threads flat, 0 stuck, 0 failed, all freed"
-    return Row("30", "soak with cancels and kills", value, bar, holds).show(as_json=args.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Row("30", "soak with cancels and kills", value, bar, holds)

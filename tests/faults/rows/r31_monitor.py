@@ -10,7 +10,6 @@ draws from bfloat16.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +23,7 @@ from coordinator.lanes.monitor import FALSE_ALARM, Monitor
 from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Cursor, Rule, SamplingParams, SparseQ
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 
 VOCAB, ENTRIES, SLOTS, SEQUENCES, TABLES = 128, 32, 7, 64, 96
 SHARE = 0.003
@@ -144,8 +143,10 @@ def found_after(lie: Callable[[Tables], Floats], rule: Rule, most: int, seed: in
     return (None if monitor.trusts("d", params) else draws), evidence
 
 
-def main() -> int:
-    args = arguments(__doc__, runs=5, honest=4_000_000)  # runs of each lie; draws of an honest drafter
+OPTIONS = {"runs": 5, "honest": 4_000_000}  # runs of each lie; draws of an honest drafter
+
+
+def rows(args: Args) -> Rows:
     runs, draws = int(args.runs), int(args.honest)
     began, value, rules = time.monotonic(), {}, (Rule.BLOCK, Rule.TOKEN)
     note(f"acceptance {Tables(0).acceptance:.3f}")
@@ -159,8 +160,4 @@ def main() -> int:
     alarm, evidence = found_after(honest, Rule.BLOCK, draws, 99)
     told = {"found_after": value, "honest_draws": draws, "honest_alarm": alarm, "honest_evidence": evidence}
     bar = f"0.3 % drift, swapped slots, another temperature found within {BAR:g} draws, false alarms <= {FALSE_ALARM:g}"
-    return Row(31, "the monitor finds lies", told, bar, worst <= BAR and alarm is None).show(as_json=args.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Row(31, "the monitor finds lies", told, bar, worst <= BAR and alarm is None)

@@ -7,7 +7,6 @@ more closely than strangers may: on a worker's listener a ping a second is welco
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 
 import grpc
@@ -15,23 +14,20 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.row import Row
 from faults.processes import FaultCell
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 
 SILENCE_S = 62.0
 CUT_WITHIN_S = 30.0
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     with FaultCell() as cell:
         value = asyncio.run(_watch(cell))
     kept = value["each_10_s"] is None and value["worker_each_1_s"] is None
     cut = value["each_1_s"]
     holds = kept and cut is not None and cut["after_s"] <= CUT_WITHIN_S and cut["calm"]
     name = "pings every 10 s through a silent minute are kept, pings every second are cut"
-    return Row(32, name, value, f"0 false cuts; cut with ENHANCE_YOUR_CALM within {CUT_WITHIN_S:g} s", holds).show(
-        as_json=args.json
-    )
+    yield Row(32, name, value, f"0 false cuts; cut with ENHANCE_YOUR_CALM within {CUT_WITHIN_S:g} s", holds)
 
 
 async def _watch(cell: FaultCell) -> dict[str, dict[str, object] | None]:
@@ -67,7 +63,3 @@ async def _silence(endpoint: str, each_ms: int) -> dict[str, object] | None:
             calm = "too many pings" in details.lower().replace("_", " ")  # how the core spells ENHANCE_YOUR_CALM
             return {"after_s": round(time.monotonic() - began, 1), "calm": calm, "said": details[:120]}
     return {"after_s": round(time.monotonic() - began, 1), "calm": False, "said": "the stream ended"}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

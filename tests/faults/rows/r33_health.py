@@ -7,7 +7,6 @@ verifier's SIGKILL and of SIGTERM, and never the wrong one in between. The proce
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.row import Row
 from faults.processes import FaultCell
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 from faults.synthetic_cell import ask, message, synthetic_cell
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -33,8 +32,7 @@ class Look:
     serving: bool
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     with synthetic_cell(sequences=64, coordinator={"max_running": 16, "max_queued": 16}) as cell:
         value = asyncio.run(_story(cell))
     bar = f"NOT_SERVING <= {BAR_MS:g} ms after death and SIGTERM, SERVING throughout load, alive all along"
@@ -46,7 +44,7 @@ def main() -> int:
         and value["alive_throughout"]
         and value["drained_streams_whole"]
     )
-    return Row(33, "health tells the truth", value, bar, bool(holds)).show(as_json=args.json)
+    yield Row(33, "health tells the truth", value, bar, bool(holds))
 
 
 async def _story(cell: FaultCell) -> dict[str, float | bool]:
@@ -113,7 +111,3 @@ async def _serves_again(looks: list[Look], within_s: float) -> bool:
 def _first(looks: list[Look], after: float, *, serving: bool) -> float:
     """When health first said so to somebody who asked after that moment; the end of time if it never did."""
     return next((look.came for look in looks if look.came >= after and look.serving is serving), float("inf"))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

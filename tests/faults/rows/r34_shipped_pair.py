@@ -7,7 +7,6 @@ Every answer is gone over by one forward pass of transformers; a token that is l
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from dspark.client import AsyncClient
 from dspark.types import SamplingParams
 from faults import oracle
 from faults.processes import FaultCell
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 
 POLICIES = ("off", "fixed:3", "")  # the last is the default
 AT_A_TIME, TOKENS, EACH, LONG_EACH = 8, 48, 4, 30
@@ -51,8 +50,7 @@ def judge(prompts: list[list[int]], answers: Answers, target: Path) -> tuple[lis
     return [each.wrong for each in found if each.wrong], sum(each.near_ties for each in found)
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     pair, each = shipped_pair(), LONG_EACH if args.long else EACH
     prompts = [pair.token_ids(prompt) for domain in DOMAINS for prompt in pair.prompts(domain, each)]
     value: dict[str, object] = {"prompts": len(prompts), "tokens": TOKENS, "at_a_time": AT_A_TIME}
@@ -73,10 +71,4 @@ def main() -> int:
     value |= {"wrong": wrong[:5], "wrong_in_all": len(wrong), "near_ties": near, "other_than_plain": dict(other)}
     value |= {"tokens_a_round": {name: round(rate, 3) for name, rate in speed.items()}}
     holds = not wrong and all(map(len, served["off"])) and speed["fixed:3"] > 1.0
-    return Row(
-        "34", "the shipped pair at temperature 0", value, "all ids transformers', near-ties counted", holds
-    ).show(as_json=args.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Row("34", "the shipped pair at temperature 0", value, "all ids transformers', near-ties counted", holds)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 from typing import Any
 
 from benchmarks.row import Row, note
@@ -17,7 +16,7 @@ from dspark.wire.v1 import draft_pb2
 from faults import pair
 from faults.plan import Action, Fate, Message, Plan
 from faults.promises import judged
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 from faults.rows.r11_lying_drafter import STEPS
 from faults.simulated import Answer, SimulatedCell, simulate
 
@@ -125,8 +124,7 @@ def speed(name: str) -> tuple[int, float]:
     return simulate(story, plan=plan, **settings)
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     plain = speed("")[1]
     passes: dict[str, int] = {}
     speeds: dict[str, float] = {}
@@ -146,8 +144,4 @@ def main() -> int:
     }
     holds = not wrong and max(passes.values()) <= ROUNDS and min(speeds.values()) >= SPEED
     bar = f"alarm within {ROUNDS} passes, same ids, >= {SPEED:.0%} of plain decoding's speed behind the alarm"
-    return Row("35", "a drafter that goes bad", value, bar, holds).show(as_json=args.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Row("35", "a drafter that goes bad", value, bar, holds)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from benchmarks.row import Row, note
 from dspark.client import AsyncClient, Completion
 from faults.pair import COUPLED, GREEDY, prompt
 from faults.processes import FaultCell
-from faults.rows.program import arguments
+from faults.rows.program import Args, Rows
 
 STREAMS = 8
 KILLS, LONG_KILLS = 6, 100
@@ -69,8 +68,7 @@ def fits(answer: Completion) -> bool:
     return True
 
 
-def main() -> int:
-    args = arguments(__doc__)
+def rows(args: Args) -> Rows:
     kills = LONG_KILLS if args.long else KILLS
     with tempfile.TemporaryDirectory(prefix="dspark-forms-") as folder:
         settings = {"journal": str(Path(folder) / "journal"), "warm_up_s": 0}
@@ -86,8 +84,4 @@ def main() -> int:
     value |= {"valid": valid, "of": len(calm) + len(answers), "tokens": sum(map(len, ids))}
     holds = same == len(answers) and valid == value["of"] and settled
     bar = "every answer has the ids of a calm run and fits its schema; all freed"
-    return Row("36", "answers in a form under kills", value, bar, holds).show(as_json=args.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Row("36", "answers in a form under kills", value, bar, holds)

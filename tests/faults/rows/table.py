@@ -19,8 +19,7 @@ class Entry:
     @property
     def command(self) -> list[str]:
         """Behind `python -m`."""
-        module, *options = self.words.split()
-        return [f"faults.rows.{module}", "--json", *options]
+        return ["faults.rows", *self.words.split(), "--json"]
 
 
 QUICK: tuple[Entry, ...] = (
