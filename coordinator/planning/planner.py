@@ -29,10 +29,9 @@ WARM_UP = 32  # blocks before there is an opinion on whether drafts pay
 STAYS = 1.01  # by which another plan has to be better than the one in force
 EXPLORE = 0.004  # share of tokens that trying something may cost, by what is known
 PLAINLY = 0.3  # of that, trying to go without drafts: what plain rounds take changes rarely
-MOST_EXPLORED = 0.25  # of passes
+MOST_EXPLORED = 0.25  # of plans
 RENEWED = 0.02  # learned blocks over blocks in the window, from which on a lane is looked at anew
-PASS = 1 / 16  # of a block, that every pass counts: what rounds take is learned too, and slowly
-STANDS = 4  # passes for which a plan without drafts stands where so many take part or more, unless the lane changes
+PLAN = 1 / 16  # of a block, that every plan counts: what rounds take is learned too, and slowly
 CONTEXT_STEP = 128  # tokens of mean context from which on a lane is another one
 CURVE_POINTS = 40  # of the expected rate by slots verified, at most
 
@@ -61,7 +60,7 @@ class _Remembered(NamedTuple):
 
     keys: Sequence[Hashable]  # [n]
     compared: Floats  # [n, b] what the verifier compares
-    worth: Floats  # [n, b] and expected tokens
+    worth: Floats  # [n, b] in expected tokens
 
 
 class Others(NamedTuple):
@@ -159,15 +158,11 @@ class Planner:
         self._lane: PlannedLane | None = None  # as of the last plan
         self._known: tuple[_Option, list[_Option]] | None = None  # what could be done, of the lane as it was then
         self._known_of: tuple[object, ...] = ()
-        self._given = Plan()  # the last one
-        self._passes = 0  # learned of since
-        self._news = 0.0  # blocks since it was found, and parts of one for passes
+        self._news = 0.0  # blocks since, and parts of one for plans
 
     def learn(self, done: FinishedPass) -> None:
         count, width = done.confidence.shape
         alone = done.alone
-        self._news += PASS
-        self._passes += 1
         if not done.prefill_tokens and width == 0 and alone:
             self.cost.observe_plain(done.tokens, done.context, count, done.round_s)
         elif not done.prefill_tokens and width:
@@ -198,17 +193,9 @@ class Planner:
             self._blocks -= len(self._recent.popleft().keys)
 
     def next(self, lane: PlannedLane) -> Plan:
-        near, limits = lane.context // CONTEXT_STEP, (lane.window, lane.most_tokens, lane.cohorts)
-        of = (tuple(lane.keys), lane.weight.tobytes(), near, limits, lane.others)
-        if of != self._known_of or self._news > RENEWED * min(self._blocks, WINDOW):
-            self._known, self._known_of = None, of
-        if self._known is not None and self._given.terms == PLAIN and self._passes < self._stands(lane):
-            return self._given
-        self._number, self._lane, self._passes = self._number + 1, lane if len(lane.sequences) else None, 0
-        self._given = self._anew(lane) if len(lane.sequences) else Plan(self._number, PLAIN, 1, lane.window)
-        return self._given
-
-    def _anew(self, lane: PlannedLane) -> Plan:
+        self._number, self._lane = self._number + 1, lane if len(lane.sequences) else None
+        if not len(lane.sequences):
+            return Plan(self._number, PLAIN, 1, lane.window)
         plain, drafted = self._renewed(lane)
         best = max((plain, *drafted), key=lambda option: option.rate)
         kept = next((each for each in (plain, *drafted) if self._same(each)), best)
@@ -218,20 +205,13 @@ class Planner:
         tried = [each for each in drafted if each.cohorts == chosen.cohorts] or drafted
         likely = max(tried, key=lambda option: option.rate)
         whole = max((each for each in tried if each.slots == self.block), key=lambda option: option.rate)
-        often = self._share(whole)
-        other, share = (likely, self._share(likely)) if not chosen.slots else (plain, PLAINLY * self._share(plain))
-        drawn, stands = self._drawn(lane.sequences[0]), self._stands(lane)
-        plans = stands / (1.0 + (stands - 1) * (often + share))  # for a share of passes: what is tried stands for one
-        if self._blocks < WARM_UP or drawn < plans * often:
+        drawn = self._drawn(lane.sequences[0])
+        if self._blocks < WARM_UP or drawn < self._share(whole):
             return self._plan(lane, whole)
-        if other.rate and drawn > 1.0 - plans * share:
+        other, share = (likely, self._share(likely)) if not chosen.slots else (plain, PLAINLY * self._share(plain))
+        if other.rate and drawn > 1.0 - share:
             return self._plan(lane, other)
         return self._plan(lane, chosen)
-
-    def _stands(self, lane: PlannedLane) -> int:
-        """Passes for which a plan without drafts stands. It is short where a try brings few blocks, and where drafts
-        are left out for once."""
-        return 1 if self._last.slots else min(STANDS, len(lane.sequences))
 
     def renew(self) -> None:
         """What drafts take is another thing now: the next plan looks at the lane anew."""
@@ -247,7 +227,7 @@ class Planner:
         return keyed(sequence, self._number)
 
     def _share(self, option: _Option) -> float:
-        """Of passes that try this one instead: what is nearly as good costs little to try."""
+        """Of plans that try this one instead: what is nearly as good costs little to try."""
         lost = (1.0 - option.rate / self._last.rate) * option.seconds / self._last.seconds
         if MOST_EXPLORED * lost <= self._explore:
             return MOST_EXPLORED if self._explore > 0.0 else 0.0
@@ -258,8 +238,11 @@ class Planner:
 
     def _renewed(self, lane: PlannedLane) -> tuple[_Option, list[_Option]]:
         """`_options`, not asked every time: on a small machine what plans take is missing where passes are computed."""
-        if self._known is None:
-            self._known, self._news = self._options(lane), 0.0
+        near = lane.context // CONTEXT_STEP
+        of = (tuple(lane.keys), lane.weight.tobytes(), near, lane.most_tokens, lane.cohorts, lane.others)
+        self._news += PLAN
+        if self._known is None or self._news > RENEWED * min(self._blocks, WINDOW) or of != self._known_of:
+            self._known, self._known_of, self._news = self._options(lane), of, 0
         return self._known
 
     def _options(self, lane: PlannedLane) -> tuple[_Option, list[_Option]]:

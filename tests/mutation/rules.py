@@ -6,7 +6,7 @@ not what was sampled, searches that peek, penalties that ignore drafted tokens.
 
 from __future__ import annotations
 
-from tests.mutation.mutant import caught_by, in_file
+from tests.mutation.mutant import in_file
 
 D, ROUNDS = "tests/unit/decoding/", "tests/unit/rounds/"
 LAW = f"{D}test_exact_law.py::test_output_distribution_equals_target"
@@ -69,34 +69,37 @@ RULES = [
     ),
     *in_file(
         "dspark/decoding/token_rule.py",
-        *caught_by(
+        (
+            "coins that equal the ratio accept",
+            "(accept_u < accept_probability",
+            "(accept_u <= accept_probability",
             COINS_TOKEN,
-            ("coins that equal the ratio accept", "(accept_u < accept_probability", "(accept_u <= accept_probability"),
-            (
-                "a kept token after a rejected one counts",
-                "slot < end and kept[slot]",
-                "slot < end and any(kept[slot:end])",
-            ),
-            (
-                "the bonus is drawn like a correction",
-                "rejected.append(slot if slot < end else None)",
-                "rejected.append(min(slot, end - 1) if end > start else None)",
-            ),
-            (
-                "the added token comes from the row before",
-                "emit(target_probs[kept]",
-                "emit(target_probs[[max(kept[0] - 1, 0)]]",
-            ),
         ),
-        *caught_by(
+        (
+            "the ratio is upside down",
+            "np.divide(p, q, out=kept, where=q > p)",
+            "np.divide(q, p, out=kept, where=p > q)",
             TOKEN,
-            (
-                "the ratio is upside down",
-                "np.divide(p, q, out=kept, where=q > p)",
-                "np.divide(q, p, out=kept, where=p > q)",
-            ),
-            ("the ratio is relaxed by 1 %", "np.divide(p, q, out", "np.divide(np.minimum(1.01 * p, q), q, out"),
-            ("q is clamped in the ratio", "np.divide(p, q, out", "np.divide(p, np.maximum(q, 0.02), out"),
+        ),
+        ("the ratio is relaxed by 1 %", "np.divide(p, q, out", "np.divide(np.minimum(1.01 * p, q), q, out", TOKEN),
+        ("q is clamped in the ratio", "np.divide(p, q, out", "np.divide(p, np.maximum(q, 0.02), out", TOKEN),
+        (
+            "a kept token after a rejected one counts",
+            "slot < end and kept[slot]",
+            "slot < end and any(kept[slot:end])",
+            COINS_TOKEN,
+        ),
+        (
+            "the bonus is drawn like a correction",
+            "rejected.append(slot if slot < end else None)",
+            "rejected.append(min(slot, end - 1) if end > start else None)",
+            COINS_TOKEN,
+        ),
+        (
+            "the added token comes from the row before",
+            "emit(target_probs[kept]",
+            "emit(target_probs[[max(kept[0] - 1, 0)]]",
+            COINS_TOKEN,
         ),
         (
             "the packed pass adds from the row before",
@@ -114,31 +117,17 @@ RULES = [
             COINS_BLOCK,
         ),
         (
-            "the first candidate that fails ends the block",
-            "for k in range(counting, 0, -1) if heads[start + k - 1]), 0)",
-            "for k in range(counting + 1) if k == counting or not heads[start + k]), 0)",
-            COINS_BLOCK,
-        ),
-        *caught_by(
+            "the threshold forgets what was lost",
+            "np.divide(rest, rest + lost,",
+            "np.divide(rest, rest + 0 * lost,",
             BLOCK,
-            ("the threshold forgets what was lost", "np.divide(rest, rest + lost,", "np.divide(rest, rest + 0 * lost,"),
-            ("the threshold is the chance to be alive", "candidate[inner] =", "_ ="),
-            (
-                "the residual forgets the chance to be alive",
-                "return last * torch.from_numpy(alive)",
-                "return last * torch.ones_like(torch.from_numpy(alive))",
-            ),
-            (
-                "the chance to be alive is not capped",
-                "alive = min(1.0, alive * ratio[slot])",
-                "alive = alive * ratio[slot]",
-            ),
-            (
-                "the chance to be alive forgets earlier slots",
-                "alive = min(1.0, alive * ratio[slot])",
-                "alive = min(1.0, ratio[slot])",
-            ),
-            ("the last slot sent is weighed like an inner one", "& ~last)", ")[:-1]"),
+        ),
+        ("the threshold is the chance to be alive", "candidate[inner] =", "_ =", BLOCK),
+        (
+            "the residual forgets the chance to be alive",
+            "return last * torch.from_numpy(alive)",
+            "return last * torch.ones_like(torch.from_numpy(alive))",
+            BLOCK,
         ),
         (
             "the packed pass forgets the chance to be alive",
@@ -146,6 +135,25 @@ RULES = [
             "emit(last, slots, rejected, coins",
             PACKED,
         ),
+        (
+            "the first candidate that fails ends the block",
+            "for k in range(counting, 0, -1) if heads[start + k - 1]), 0)",
+            "for k in range(counting + 1) if k == counting or not heads[start + k]), 0)",
+            COINS_BLOCK,
+        ),
+        (
+            "the chance to be alive is not capped",
+            "alive = min(1.0, alive * ratio[slot])",
+            "alive = alive * ratio[slot]",
+            BLOCK,
+        ),
+        (
+            "the chance to be alive forgets earlier slots",
+            "alive = min(1.0, alive * ratio[slot])",
+            "alive = min(1.0, ratio[slot])",
+            BLOCK,
+        ),
+        ("the last slot sent is weighed like an inner one", "& ~last)", ")[:-1]", BLOCK),
     ),
     *in_file(
         "dspark/decoding/slots.py",
@@ -167,17 +175,15 @@ RULES = [
     ),
     *in_file(
         "dspark/decoding/philox.py",
-        *caught_by(
+        (
+            "a handed-over sequence draws again",
+            'epochs = _word("epoch", epoch, 32)',
+            'epochs = _word("epoch", 0, 32)',
             ONCE,
-            (
-                "a handed-over sequence draws again",
-                'epochs = _word("epoch", epoch, 32)',
-                'epochs = _word("epoch", 0, 32)',
-            ),
-            ("slots share their draws", '_word("slots", slots, 16) |', '_word("slots", slots, 16) * 0 |'),
-            ("choices share their draws", '_word("choice", choice, 32))', '_word("choice", 0, 32))'),
         ),
         ("rules share their streams", ' | _word("rule", rule, 8) << 24', "", (f"{D}test_philox.py",)),
+        ("slots share their draws", '_word("slots", slots, 16) |', '_word("slots", slots, 16) * 0 |', ONCE),
+        ("choices share their draws", '_word("choice", choice, 32))', '_word("choice", 0, 32))', ONCE),
     ),
     *in_file(
         "dspark/decoding/sampling.py",
@@ -340,22 +346,36 @@ RULES = [
     ),
     *in_file(
         "coordinator/planning/planner.py",
-        *caught_by(
+        (
+            "the price is that of the next slot",
+            "compared[chosen - 1]",
+            "compared[min(chosen, len(compared) - 1)]",
             WALKED,
-            ("the price is that of the next slot", "compared[chosen - 1]", "compared[min(chosen, len(compared) - 1)]"),
-            ("no drafted slot is ever worth it", "rates[: most + 1].argmax()", "rates[:1].argmax()"),
-            (
-                "a walk forgets what is drafted anyhow",
-                "rates = (worth + brought) / seconds",
-                "rates = brought / seconds",
-            ),
         ),
-        *caught_by(
+        (
+            "a lane that changed is planned for as it was",
+            "or of != self._known_of:",
+            "or False:",
             ("tests/unit/planning/test_lane_plans.py",),
-            ("a lane that changed is planned for as it was", "of != self._known_of or", "False or"),
-            ("a lane is never looked at anew", "self._news > RENEWED * min(self._blocks, WINDOW)", "self._news > 1e9"),
-            ("a plan without drafts stands for ever", "self._passes < self._stands(lane)", "self._passes >= 0"),
-            ("a lane is planned by what others draft", "if alike.sum() >= WARM_UP else", "if alike.sum() < 0 else"),
+        ),
+        (
+            "a lane is never looked at anew",
+            "self._news > RENEWED * min(self._blocks, WINDOW)",
+            "self._news > 1e9",
+            ("tests/unit/planning/test_lane_plans.py",),
+        ),
+        (
+            "a lane is planned by what others draft",
+            "if alike.sum() >= WARM_UP else",
+            "if alike.sum() < 0 else",
+            ("tests/unit/planning/test_lane_plans.py",),
+        ),
+        ("no drafted slot is ever worth it", "rates[: most + 1].argmax()", "rates[:1].argmax()", WALKED),
+        (
+            "a walk forgets what is drafted anyhow",
+            "rates = (worth + brought) / seconds",
+            "rates = brought / seconds",
+            WALKED,
         ),
     ),
     *in_file(

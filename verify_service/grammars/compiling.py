@@ -99,7 +99,7 @@ def _import_compiler() -> None:
 
 def _child(compiler: Any, answer: socket.socket) -> None:
     """Never returns."""
-    os.nice(5)
+    os.nice(8)
     for bound in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(bound, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))

@@ -12,7 +12,7 @@ from rounds_of import COSTS, SIZES
 from coordinator.planning import lane_plans
 from coordinator.planning.cost import CostCorrector, CostCurve, RunningRatio
 from coordinator.planning.lane_plans import HOP_S, Applied, DrafterCost, LanePlans, differs
-from coordinator.planning.planner import PASS, RENEWED, STANDS, WINDOW, FinishedPass, Others, PlannedLane, Planner
+from coordinator.planning.planner import PLAN, RENEWED, WINDOW, FinishedPass, Others, PlannedLane, Planner
 from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import Report, RoundReport
 from dspark.rounds.plan import Plan, PlanKind, Terms
@@ -267,11 +267,7 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(monkeypatch: pyt
     planner.learn(_drafted(1000))
     looks(lane)
     enough = int(RENEWED * WINDOW) + 1
-    for _ in range(5 * (int(RENEWED * WINDOW / PASS) + 1)):
-        planner.learn(_plain(2))
-        planner.next(lane)
-    assert looks(lane) == 0
-    assert len(looked) == 6
+    assert looks(lane, 5 * (int(RENEWED * WINDOW / PLAN) + 1)) == 5
     changes: list[dict[str, object]] = [
         {"keys": ["d", "e"]},
         {"weight": np.array([1.0, 2.0])},
@@ -289,26 +285,6 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(monkeypatch: pyt
     assert looks(lane) == 1
     planner.renew()
     assert looks(lane) == 1
-
-
-def test_a_plan_without_drafts_stands_for_some_passes_unless_the_lane_changes() -> None:
-    planner = Planner(CostCorrector(GPU.curve(), GPU.draft_s, RunningRatio(HOP_S)), 7, explore=0.0)
-    lane = PlannedLane(range(8), ["d"] * 8, np.ones(8), 500.0)
-    for _ in range(50):
-        planner.learn(_plain(8))
-        planner.learn(_drafted(8, sure=0.01))
-    plain = planner.next(lane)
-    assert not plain.terms.slots
-    for _ in range(STANDS - 1):
-        planner.learn(_plain(8))
-        assert planner.next(lane) is plain
-    planner.learn(_plain(8))
-    assert (again := planner.next(lane)) is not plain
-    assert planner.next(PlannedLane(range(7), ["d"] * 7, np.ones(7), 500.0)) is not again
-    for _ in range(50):
-        planner.learn(_drafted(8, sure=0.99))
-    assert planner.next(lane).terms.slots, "which is no plain one"
-    assert planner.next(lane) is not planner.next(lane)
 
 
 def test_a_lane_is_planned_by_blocks_of_the_kinds_that_are_in_it() -> None:

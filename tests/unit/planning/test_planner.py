@@ -176,12 +176,10 @@ def tried(costs: Costs, plans: int, cohorts: int = 1) -> list[Plan]:
     planner = Planner(CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s)), SLOTS)
     poor = np.full((64, SLOTS), 0.2)
     nothing = np.zeros(64, np.int64)
-    done = FinishedPass(["d"] * 64, poor, nothing, nothing, np.ones(64), CONTEXT, 64, 0, costs.verify_s(64), 0.2, 0.05)
-    made = []
-    for _ in range(plans):
-        planner.learn(done)
-        made.append(planner.next(lane(64, cohorts)))
-    return made
+    planner.learn(
+        FinishedPass(["d"] * 64, poor, nothing, nothing, np.ones(64), CONTEXT, 64, 0, costs.verify_s(64), 0.2, 0.05)
+    )
+    return [planner.next(lane(64, cohorts)) for _ in range(plans)]
 
 
 def test_plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear() -> None:
