@@ -121,7 +121,7 @@ def load_drafter(
 def _check_taps(folder: Path, config: DrafterConfig, entries: Mapping[str, TensorEntry]) -> None:
     """Some settings leave out a tap that is always read: where that is, nobody here knows."""
     name, named = stored_name(config, "fc.weight"), len(config.target_layer_ids)
-    rows, *width = entries[name].shape if name in entries else (0,)
+    rows, *width = (entries[name].shape if name in entries else ()) or (0,)
     read, odd = divmod(sum(width), config.hidden_size)
     if rows == config.hidden_size and read != named and not odd:
         raise CheckpointError(f"{folder}: target_layer_ids: {named} layers are named, and {name} reads {read}")

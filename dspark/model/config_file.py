@@ -87,7 +87,8 @@ def _completed(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
     if raw.get("enable_confidence_head") is not True or raw.get("confidence_head_with_markov") is not None:
         return raw
     head = _tensors(folder).get("confidence_head.proj.weight")
-    rank = raw.get("markov_rank") or (raw.get(nested.KEY) or {}).get("markov_rank") or 0
+    inner = raw.get(nested.KEY)
+    rank = raw.get("markov_rank") or (inner.get("markov_rank") if isinstance(inner, dict) else None) or 0
     layer = raw.get("transformer_layer_config") or raw
     size = layer.get("hidden_size") if isinstance(layer, dict) else None
     if head is None or type(rank) is not int or type(size) is not int or len(head.shape) != 2:
@@ -167,15 +168,19 @@ def _block(keys: Keys, vocab: int) -> dict[str, Any]:
     with_markov = confident and keys.flag("confidence_head_with_markov", default=False)
     if with_markov and not rank:
         raise CheckpointError("confidence_head_with_markov: true needs markov_rank above 0")
+    head = _head_type(keys.raw.get("markov_head_type", "vanilla")) if rank else "none"
+    anchored = keys.flag("sample_from_anchor", default=True)
+    if head == "rnn" and not anchored:
+        raise UnsupportedFamily("markov_head_type: 'rnn' needs sample_from_anchor, its state would begin at the anchor")
     return {
         "block_size": keys.count("block_size", most=_MOST_SLOTS),
         "mask_token_id": keys.count("mask_token_id", least=0, most=vocab - 1),
         "markov_rank": rank,
-        "markov_head_type": _head_type(keys.raw.get("markov_head_type", "vanilla")) if rank else "none",
+        "markov_head_type": head,
         "enable_confidence_head": confident,
         "confidence_head_with_markov": with_markov,
         "num_anchors": keys.count("num_anchors", default=512),
-        "sample_from_anchor": keys.flag("sample_from_anchor", default=True),
+        "sample_from_anchor": anchored,
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, cast
@@ -92,10 +92,9 @@ class Keys:
 
 def positive(key: str, value: object) -> float:
     """A finite number above 0."""
-    number = float(value) if isinstance(value, int | float) and type(value) is not bool else 0.0
-    if not (math.isfinite(number) and number > 0):
-        raise CheckpointError(f"{key}: expected a positive number, found {show(value)}")
-    return number
+    if isinstance(value, int | float) and type(value) is not bool and 0 < value <= sys.float_info.max:
+        return float(value)
+    raise CheckpointError(f"{key}: expected a positive number, found {show(value)}")
 
 
 def show(value: object) -> str:

@@ -128,7 +128,7 @@ def _interleaved(keys: Keys) -> bool:
 def _rope(keys: Keys) -> dict[str, Any]:
     """Current files keep RoPE in `rope_parameters`, older ones in a bare `rope_theta` with `rope_scaling` beside it."""
     raw = keys.raw
-    where = "rope_scaling" if raw.get("rope_parameters") is None else "rope_parameters"
+    where = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"  # of both the library takes the older
     parameters = raw.get(where)
     if parameters is None:
         return {"rope_theta": positive("rope_theta", raw.get("rope_theta"))}
@@ -138,9 +138,9 @@ def _rope(keys: Keys) -> dict[str, Any]:
     if kind not in ("default", "yarn"):
         raise CheckpointError(f"{where}.rope_type: {show(kind)} is not supported")
     _must_be_one(f"{where}.partial_rotary_factor", parameters.get("partial_rotary_factor"))
-    inside = parameters.get("rope_theta")
-    told = (f"{where}.rope_theta", inside) if where == "rope_parameters" else ("rope_theta", raw.get("rope_theta"))
-    theta = positive(*told)
+    inside, beside = parameters.get("rope_theta"), raw.get("rope_theta")
+    from_top = inside is None and beside is not None
+    theta = positive("rope_theta", beside) if from_top else positive(f"{where}.rope_theta", inside)
     longest = keys.count("max_position_embeddings")
     return {"rope_theta": theta, "yarn": read_yarn(parameters, where, longest) if kind == "yarn" else None}
 
@@ -152,7 +152,7 @@ def _must_be_one(key: str, value: object) -> None:
 
 def _proportional_rope(raw: dict[str, Any]) -> tuple[float, float]:
     """(theta, fraction of pairs that rotate) of the global layers; what stands beside them is not theirs."""
-    whole = raw.get("rope_parameters")
+    whole = raw.get("rope_scaling") or raw.get("rope_parameters")
     full = whole.get("full_attention") if isinstance(whole, dict) else None
     if not isinstance(full, dict):
         raise CheckpointError(f"rope_parameters.full_attention: expected an object, found {show(full)}")

@@ -63,5 +63,5 @@ def _token_ids(folder: Path) -> dict[str, int]:
             vocab = {piece: at for at, (piece, _) in enumerate(vocab)}
         added = {entry["content"]: entry["id"] for entry in raw.get("added_tokens") or ()}
         return {str(token): int(at) for token, at in (vocab | added).items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ArithmeticError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path}: not readable as a tokenizer ({error!r})") from error

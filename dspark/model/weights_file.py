@@ -14,6 +14,7 @@ With scales that are powers of two every value is exact in bfloat16.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -153,7 +154,7 @@ def _indexed_files(folder: Path) -> list[Path]:
             raise CheckpointError(f"{path}: {name!r} leaves the folder")
         if not name.endswith(".safetensors"):
             raise CheckpointError(f"{path}: {name!r} is not a safetensors file")
-        if not (folder / name).is_file():
+        if not os.path.isfile(folder / name):  # of a name too long for any it says no
             raise CheckpointError(f"{path}: {name!r} is not there")
         _stays(folder, folder / name)
     return [folder / name for name in shards]
@@ -204,7 +205,7 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
             name: TensorEntry(file, str(value["dtype"]), tuple(int(size) for size in value["shape"]))
             for name, value in header.items()
         }
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (OSError, ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file}: bad header ({error})") from error
     except struct.error as error:
         raise CheckpointError(f"{file}: shorter than its header") from error

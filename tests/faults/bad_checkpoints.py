@@ -135,6 +135,10 @@ WEIGHTS: dict[str, Spoil] = {
     "offsets beyond the file": _set("", data_offsets=[0, 1 << 40]),
     "negative dimension": _set("", shape=[-1, 4]),
     "shape overflows": _set("", shape=[1 << 32, 1 << 32]),
+    "shape without end": _set("", shape=[math.inf]),
+    "no shape at all": lambda folder: tensors(
+        folder, lambda held: held.update({name: tensor.flatten()[0] for name, tensor in held.items()})
+    ),
     "shape of other size": _tensor(lambda tensor: tensor.reshape(-1)[:-1]),
     "shape transposed": _tensor(lambda tensor: tensor.reshape(*reversed(tensor.shape), 1)),
     "integers": _tensor(lambda tensor: tensor.to(torch.int32)),

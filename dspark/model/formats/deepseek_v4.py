@@ -15,7 +15,7 @@ PREFIX = "mtp."
 ENDS = {"embed_tokens.weight": "embed.weight", "lm_head.weight": "head.weight"}
 _FIRST = {"fc": "main_proj", "hidden_norm": "main_norm"}  # of stage 0
 _HEADS = ("hc_head_fn", "hc_head_base", "hc_head_scale", "norm", "markov_head", "confidence_head")  # of the last stage
-_MOST_STAGES = 16
+_MOST_STAGES, _MOST_EXPERTS = 16, 4096
 MARKOV = "markov_head.markov_w1.weight"
 _LAST = re.compile(rf"{re.escape(PREFIX)}(\d{{1,9}})\.{re.escape(MARKOV)}")
 # Called alike in both.
@@ -63,7 +63,7 @@ def parse(raw: dict[str, Any]) -> DrafterConfig:
     keys.must_equal("scoring_func", "sqrtsoftplus", absent_is_fine=True)
     keys.must_equal("n_shared_experts", 1, absent_is_fine=True)
     keys.must_equal("tie_word_embeddings", False, absent_is_fine=True)
-    experts, vocab = keys.count("n_routed_experts"), keys.count("vocab_size")
+    experts, vocab = keys.count("n_routed_experts", most=_MOST_EXPERTS), keys.count("vocab_size")
     return DrafterConfig(
         hidden_size=keys.count("hidden_size"),
         intermediate_size=keys.count("moe_intermediate_size"),

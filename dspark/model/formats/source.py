@@ -56,15 +56,17 @@ def open_source(folder: Path, config: DrafterConfig, *, target: Callable[[], Pat
         entries = {name: entry for name, entry in entries.items() if name not in _TRAINING_ONLY}
     maps = {name: entries.pop(name) for name in (OFFSETS, DRAFTABLE) if name in entries}
     vocabulary = None
-    if config.draft_vocab_size:
+    if config.draft_vocab_size or maps:
         read = dict(read_tensors(maps, sorted(maps)))
         vocabulary = read_vocabulary(
             folder,
             offsets=read.get(OFFSETS),
             draftable=read.get(DRAFTABLE),
-            size=config.draft_vocab_size,
+            size=config.head_size,
             vocab_size=config.vocab_size,
         )
+        if torch.equal(vocabulary.target_ids, torch.arange(config.vocab_size)):
+            vocabulary = None
     if config.tie_word_embeddings:
         entries = _tied(folder, entries)
     entries |= _shared(folder, entries, config, vocabulary, target)

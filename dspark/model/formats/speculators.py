@@ -52,8 +52,7 @@ def to_released(raw: Mapping[str, Any]) -> dict[str, Any]:
     said = _QWEN3 | {key: layer[key] for key in _LAYER_KEYS if layer.get(key) is not None}
     for where in (layer, raw):  # some trainers write them beside the layers
         said |= {key: where[key] for key in (*NEIGHBOURS, "logit_scale") if where.get(key) is not None}
-    if "rope_parameters" not in said and "rope_theta" not in said:
-        said["rope_parameters"] = {"rope_theta": 10000.0, "rope_type": "default"}
+    said.setdefault("rope_theta", 10000.0)
     wide = raw.get("target_hidden_size")
     if wide not in (None, said["hidden_size"]):
         raise UnsupportedFamily(
@@ -137,8 +136,6 @@ def _block(raw: Mapping[str, Any], family: str) -> dict[str, Any]:
     if type(size) is not int or size < 1 + (not anchor):
         raise CheckpointError(f"block_size: expected a length that drafts a token, found {size!r}")
     heads = {key: raw[key] for key in _HEADS if raw.get(key) is not None} if family == "dspark" else {}
-    if not anchor and heads.get("markov_rank") and heads.get("markov_head_type") == "rnn":
-        raise UnsupportedFamily("markov_head_type: 'rnn' needs sample_from_anchor, its state would begin at the anchor")
     return heads | {
         "architectures": ["Qwen3DSparkModel"],
         "block_size": size if anchor else size - 1,

@@ -281,6 +281,7 @@ def test_a_module_of_too_many_stages_is_refused() -> None:
         ({"num_experts_per_tok": 9}, CheckpointError, "num_experts_per_tok"),
         ({"scoring_func": "softmax"}, CheckpointError, "scoring_func"),
         ({"hc_eps": 0}, CheckpointError, "hc_eps"),
+        ({"n_routed_experts": 1 << 24}, CheckpointError, "n_routed_experts: .*from 1 to 4096"),
     ],
 )
 def test_settings_of_another_kind_are_named(change: dict[str, Any], error: type[Exception], named: str) -> None:

@@ -249,6 +249,31 @@ def test_a_setting_that_no_tensor_shows_is_refused_by_name(tmp_path: Path, key: 
         read_drafter_config(rewritten(tmp_path / "released", lambda settings: settings.update({key: value})))
 
 
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, r'rope_scaling\.rope_type: "linear" is not supported'),
+        ({"rope_scaling": {"rope_theta": 10**400}}, r"rope_scaling\.rope_theta: expected a positive number"),
+        ({"sample_from_anchor": False, "markov_head_type": "rnn"}, "markov_head_type: 'rnn' needs sample_from_anchor"),
+    ],
+)
+def test_settings_that_would_be_passed_over_are_refused(tmp_path: Path, more: dict[str, Any], named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        read_drafter_config(rewritten(tmp_path, lambda settings: settings.update(more)))
+
+
+def test_a_map_of_the_whole_vocabulary_is_followed(tmp_path: Path) -> None:
+    """Draft ids in another order than the target's, and their rows of the head."""
+    order = torch.randperm(128, generator=torch.Generator().manual_seed(1))
+    known = load_file(DRAFTER / "model.safetensors")
+    heads = {name: known[name][order] for name in ("lm_head.weight", "markov_head.markov_w2.weight")}
+    maps = {"d2t": order - torch.arange(128), "t2d": torch.ones(128, dtype=torch.bool)}
+    folder = rewritten(tmp_path / "turned", lambda settings: None, known | heads | maps)
+    assert [block.token_ids for block in drafted(folder)] == [block.token_ids for block in drafted(DRAFTER)]
+    same = {"d2t": torch.zeros(128, dtype=torch.int64)}
+    assert load_drafter(rewritten(tmp_path / "same", lambda settings: None, known | same)).draft_vocabulary is None
+
+
 def test_layers_that_are_no_list_of_those_that_are_read_are_refused_by_name(tmp_path: Path) -> None:
     fewer = respelled(tmp_path / "fewer", lambda settings: settings["aux_hidden_state_layer_ids"].pop())
     for load in (load_drafter, load_projection):

@@ -96,6 +96,22 @@ def test_a_target_that_asks_for_more_than_it_brings(target: Path, change: dict[s
         load_target(target)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "named"),
+    [
+        (INDEX, json.dumps({"weight_map": {"fc.weight": "a" * 300 + ".safetensors"}}), "a.safetensors' is not there"),
+        ("tokenizer.json", '{"model": {"vocab": {"a": Infinity}}}', "not readable as a tokenizer"),
+        (CONFIG, '{"dflash_config": [1], "enable_confidence_head": true}', "dflash_config: expected an object"),
+    ],
+)
+def test_files_beside_the_weights_are_refused_by_name(drafter: Path, name: str, text: str, named: str) -> None:
+    if name == INDEX:
+        (drafter / WEIGHTS).unlink()
+    (drafter / name).write_text(text)
+    with pytest.raises(CheckpointError, match=rf"{name}: .*{named}"):
+        load_drafter(drafter)
+
+
 def test_code_beside_a_target_is_not_run(target: Path, tmp_path: Path) -> None:
     mark = tmp_path / "was-here"
     (target / "modeling_evil.py").write_text(f"open({str(mark)!r}, 'w')\nclass Evil: pass\n")
