@@ -22,6 +22,8 @@ from torch import Tensor
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.types import Cursor, SamplingParams
 
+SHALLOW = 1024  # numbers of a row up to which the largest ones are found quicker than all are sorted
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
@@ -39,6 +41,7 @@ class SamplingColumns:
     any_top_k: bool
     any_top_p: bool
     min_p: Tensor | None = None  # [n, 1] float64; None where nobody asks for it
+    deepest: int = 0  # the largest top-k, where every row that is not greedy has one; else 0
 
     @staticmethod
     def of(all_params: Sequence[SamplingParams], device: torch.device | str = "cpu") -> SamplingColumns:
@@ -53,6 +56,7 @@ def _columns(shapes: tuple[tuple[float, int, float, float], ...], device: torch.
     """Of (temperature, top_k, top_p, min_p) per row."""
     all_params = [SamplingParams(temperature, top_p, top_k, min_p=min_p) for temperature, top_k, top_p, min_p in shapes]
     greedy = [params.greedy for params in all_params]
+    depths = [params.top_k for params in all_params if not params.greedy]
 
     def column(values: list[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device).unsqueeze(-1)
@@ -69,6 +73,7 @@ def _columns(shapes: tuple[tuple[float, int, float, float], ...], device: torch.
         min_p=column([0.0 if params.greedy else params.min_p for params in all_params], torch.float64)
         if any(params.min_p for params in all_params)
         else None,
+        deepest=max(depths) if depths and min(depths) > 0 else 0,
     )
 
 
@@ -180,29 +185,35 @@ def _one_hot(ids: Tensor, vocab: int) -> Tensor:
 
 def _truncate(probs: Tensor, columns: SamplingColumns, *, waits: bool) -> Tensor:
     """Each row's `kept` most likely tokens, renormalised. How many is read off sorted values, so ties cannot matter."""
-    vocab = probs.shape[-1]
-    if probs.device.type == "cpu":
-        ascending = torch.from_numpy(np.sort(probs.numpy(), axis=-1))  # vectorised, unlike torch's on a CPU
-    else:
-        ascending = probs.sort(dim=-1).values
-    kept = torch.where(columns.top_k > 0, columns.top_k, vocab).clamp_(max=vocab).expand(len(probs), 1)
+    first = _largest_first(probs, columns.deepest)
+    kept = torch.where(columns.top_k > 0, columns.top_k, first.shape[-1]).clamp_(max=first.shape[-1])
+    kept = kept.expand(len(probs), 1)
     if columns.min_p is not None:  # equals are kept or cut together
-        likely = vocab - torch.searchsorted(ascending, columns.min_p * ascending[:, -1:])
+        likely = (first >= columns.min_p * first[:, :1]).sum(dim=-1, keepdim=True)
         kept = torch.minimum(kept, likely.clamp_(min=1))  # none of a row of NaN, and a card that looks there dies
     if columns.any_top_p:
-        mass = ascending.flip(-1).cumsum(dim=-1)
+        mass = first.cumsum(dim=-1)
         bound = columns.top_p * mass.gather(-1, kept - 1)
         nucleus = torch.searchsorted(mass, bound) + 1  # the fewest whose mass reaches the bound
         kept = torch.where(columns.top_p < 1.0, torch.minimum(nucleus, kept), kept)
-    least = ascending.gather(-1, vocab - kept)
+    least = first.gather(-1, kept - 1)
     inside = probs >= least
-    over = vocab - torch.searchsorted(ascending, least) - kept  # equals of the last one kept that are too many
+    over = inside.sum(dim=-1, keepdim=True) - kept  # equals of the last one kept that are too many
     if not waits or bool((over > 0).any()):
         equal = probs == least
         room = equal.sum(dim=-1, keepdim=True) - over
         inside &= ~equal | (equal.cumsum(dim=-1) <= room)
-    probs = torch.where(inside, probs, 0.0)
+    probs = probs * inside
     return probs / probs.sum(dim=-1, keepdim=True)
+
+
+def _largest_first(probs: Tensor, most: int) -> Tensor:
+    """The `most` largest numbers of each row, or all for 0: [n, most or V]."""
+    if 0 < most <= SHALLOW:
+        return probs.topk(min(most, probs.shape[-1]), dim=-1).values
+    if probs.device.type == "cpu":
+        return torch.from_numpy(np.sort(probs.numpy(), axis=-1)).flip(-1)  # vectorised, unlike torch's on a CPU
+    return probs.sort(dim=-1, descending=True).values
 
 
 def _nearest_possible(probs: Tensor, ids: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ MUTANTS = [
             ),
             (
                 "ties of the last one kept are all kept",
-                "over = vocab - torch.searchsorted(ascending, least) - kept",
+                "over = inside.sum(dim=-1, keepdim=True) - kept",
                 "over = 0 * kept",
             ),
             (
@@ -53,20 +53,24 @@ MUTANTS = [
             ),
             (
                 "min-p cuts those that reach it",
-                "vocab - torch.searchsorted(ascending, columns.min_p * ascending[:, -1:])\n",
-                "vocab - torch.searchsorted(ascending, columns.min_p * ascending[:, -1:], right=True)"
-                ".clamp_(max=vocab - 1)\n",
+                "first >= columns.min_p * first[:, :1]",
+                "first > columns.min_p * first[:, :1]",
             ),
             ("rows of no numbers look outside themselves", "likely.clamp_(min=1)", "likely"),
             (
                 "min-p is a probability of its own",
-                "columns.min_p * ascending[:, -1:]",
+                "columns.min_p * first[:, :1]",
                 "columns.min_p.expand(len(probs), 1)",
             ),
             (
+                "a row without a top-k is cut as deep as the others",
+                "if depths and min(depths) > 0 else 0",
+                "if depths else 0",
+            ),
+            (
                 "what is cut is not made up for",
-                "    probs = torch.where(inside, probs, 0.0)\n    return probs / probs.sum(dim=-1, keepdim=True)",
-                "    return torch.where(inside, probs, 0.0)",
+                "    probs = probs * inside\n    return probs / probs.sum(dim=-1, keepdim=True)",
+                "    return probs * inside",
             ),
             (
                 "a draw on a boundary takes the token before it",
