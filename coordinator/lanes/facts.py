@@ -9,8 +9,8 @@ from coordinator.planning.cost import CostCurve
 
 
 @dataclass(frozen=True, slots=True)
-class VerifierFacts:
-    """What a verifier said it is."""
+class WorkerFacts:
+    """What a worker of either role said it is."""
 
     name: str
     endpoint: str
@@ -22,29 +22,20 @@ class VerifierFacts:
     context_length: int
     hidden_size: int
     projection: str
-    page_size: int  # tokens
-    pages_total: int  # 0 when it does not say
-    attention_path: str
-    stop_token_ids: tuple[int, ...]
     cost: CostCurve | None
 
 
 @dataclass(frozen=True, slots=True)
-class DrafterFacts:
-    """What a drafter said it is."""
+class VerifierFacts(WorkerFacts):
+    page_size: int  # tokens
+    pages_total: int  # 0 when it does not say
+    attention_path: str
+    stop_token_ids: tuple[int, ...]
 
-    name: str
-    endpoint: str
-    incarnation: int
-    pid: int
-    model: str
-    fingerprint: str
-    vocab_size: int
-    hidden_size: int
-    projection: str
+
+@dataclass(frozen=True, slots=True)
+class DrafterFacts(WorkerFacts):
     block_size: int
-    context_length: int
-    cost: CostCurve | None
 
 
 class DrafterPort(Protocol):

@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-from coordinator.lanes.facts import DrafterFacts, VerifierFacts
+from coordinator.lanes.facts import DrafterFacts, VerifierFacts, WorkerFacts
 from coordinator.planning.cost import CostCurve
+from dspark.client.fields import copied
 from dspark.fingerprint import difference
 from dspark.wire import codec
 from dspark.wire.v1 import draft_pb2, types_pb2, verify_pb2
 
 
 def verifier_facts(name: str, endpoint: str, said: verify_pb2.VerifierDescription) -> VerifierFacts:
-    return VerifierFacts(
-        name=name,
-        endpoint=endpoint,
-        incarnation=said.incarnation,
-        pid=said.pid,
-        model=said.model,
-        fingerprint=said.fingerprint,
-        vocab_size=said.vocab_size,
-        context_length=said.context_length,
-        hidden_size=said.hidden_size,
-        projection=said.projection,
-        page_size=said.page_size,
-        pages_total=said.load.pages_total if said.page_size else 0,
-        attention_path=said.attention_path,
-        stop_token_ids=tuple(said.stop_token_ids),
-        cost=_cost(said.cost),
-    )
+    pages = said.load.pages_total if said.page_size else 0
+    return copied(VerifierFacts, said, name=name, endpoint=endpoint, pages_total=pages, cost=_cost(said.cost))
 
 
 def drafter_facts(name: str, endpoint: str, said: draft_pb2.DrafterDescription) -> DrafterFacts:
-    return DrafterFacts(
-        name=name,
-        endpoint=endpoint,
-        incarnation=said.incarnation,
-        pid=said.pid,
-        model=said.model,
-        fingerprint=said.fingerprint,
-        vocab_size=said.vocab_size,
-        hidden_size=said.hidden_size,
-        projection=said.projection,
-        block_size=said.block_size,
-        context_length=said.context_length,
-        cost=_cost(said.cost),
-    )
+    return copied(DrafterFacts, said, name=name, endpoint=endpoint, cost=_cost(said.cost))
 
 
 def _cost(message: types_pb2.CostCurve) -> CostCurve | None:
@@ -64,7 +37,7 @@ def _cost(message: types_pb2.CostCurve) -> CostCurve | None:
 _LEAST = {"vocab_size": 1, "context_length": 2, "block_size": 1}  # a token, and one more behind it
 
 
-def senseless(facts: VerifierFacts | DrafterFacts) -> str | None:
+def senseless(facts: WorkerFacts) -> str | None:
     """None when a worker can be what it says it is; else which field no worker has."""
     for name, least in _LEAST.items():
         if (value := getattr(facts, name, least)) < least:

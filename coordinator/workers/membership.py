@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 
 import grpc
 import structlog
@@ -207,10 +208,7 @@ class Membership:
                 self._admission.lane_left(lane)
             self._gone(worker, why)
 
-        def leaves(finish_within_s: float) -> None:
-            self._leaves(worker, finish_within_s)
-
-        client = VerifierClient(facts, channel, self._access.token, self._metrics, lost, leaves)
+        client = VerifierClient(facts, channel, self._access.token, self._metrics, lost, partial(self._leaves, worker))
         worker.hold(client)
         if (problem := await self._warm_verifier(worker, client) or self._unlike(facts)) is not None:
             return problem
@@ -256,10 +254,7 @@ class Membership:
             self._shared.load.pop(client, None)
             self._gone(worker, why)
 
-        def leaves(finish_within_s: float) -> None:
-            self._leaves(worker, finish_within_s)
-
-        client = DrafterClient(facts, channel, self._access.token, lost, leaves)
+        client = DrafterClient(facts, channel, self._access.token, lost, partial(self._leaves, worker))
         worker.hold(client)
         if (problem := await self._warm_drafter(worker, client)) is not None:
             return problem

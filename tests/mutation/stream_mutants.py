@@ -199,7 +199,7 @@ STREAMS: list[Mutant] = [
             "news wait for orders that never leave",
             "        if not self.leaving() or time.monotonic() >= self._say_by:\n",
             "        if not self.leaving():\n",
-            (f"{N}orders_that_do_not_leave_hold_them_back_to_a_later_turn_at_most",),
+            (f"{N}they_wait_for_orders_to_leave_but_to_a_later_turn_at_most",),
         ),
         (
             "nobody looks after news that wait",
@@ -211,7 +211,7 @@ STREAMS: list[Mutant] = [
             "nobody says news when orders have left",
             "    def orders_left(self) -> None:\n",
             "    def orders_left(self) -> None:\n        return\n",
-            (f"{N}they_wait_for_orders_to_leave_and_go_as_soon_as_they_have",),
+            (f"{N}they_wait_for_orders_to_leave_but_to_a_later_turn_at_most",),
         ),
     ),
     *in_file(

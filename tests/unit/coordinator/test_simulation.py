@@ -51,18 +51,6 @@ def test_waiting_costs_nothing_and_happens_in_order() -> None:
     assert said == [("a", 1.5), ("b", 3600.0), ("c", 86400.0 * 3)]
 
 
-def test_timeouts_are_simulated_too() -> None:
-    async def late() -> str:
-        try:
-            async with asyncio.timeout(5.0):
-                await asyncio.sleep(6.0)
-        except TimeoutError:
-            return f"at {asyncio.get_running_loop().time():g}"
-        return "never"
-
-    assert run_virtual(late()) == "at 5"
-
-
 def test_waiting_for_nobody_is_an_error_and_not_a_hang() -> None:
     async def forever() -> None:
         await asyncio.get_running_loop().create_future()

@@ -23,39 +23,43 @@ def store_of(drafter: BlockDrafter, tokens: int = 256) -> ContextStore:
     return ContextStore(drafter, tokens=tokens, page_size=16, max_sequences=8)
 
 
+def scattered(drafter: BlockDrafter) -> ContextStore:
+    """Sequence 4 has 60 rows on pages that lie in no run, 1 has 9."""
+    store = store_of(drafter, tokens=96)
+    for sequence in (1, 2, 3):
+        store.open(Cursor(sequence, 1, 0, 9), 16, owner=0)
+    store.release(2, 1)
+    store.open(Cursor(4, 1, 0, 9), 64, owner=0)
+    assert store.pages.base(4) is None, "no run of pages is left, so it is no view"
+    store.ingest([rows(0, 60, sequence=4), rows(0, 9, sequence=1)])
+    return store
+
+
 def rows(start: int, count: int, *, sequence: int = 1, epoch: int = 1, seed: int = 0) -> Rows:
     everything = torch.randn(300, 64, generator=torch.Generator().manual_seed(seed))
     return Rows(sequence, epoch, start, everything[start : start + count])
 
 
-def test_the_watermark_counts_rows_without_a_gap_in_whatever_order_they_come(drafter: BlockDrafter) -> None:
+OUT_OF_ORDER: dict[str, list[tuple[list[tuple[int, int]], list[int]]]] = {
+    "early, twice and overlapping": [
+        ([(20, 10)], [0]),
+        ([(0, 5), (40, 2)], [5, 5]),
+        ([(3, 12)], [15]),
+        ([(15, 5)], [30]),
+        ([(0, 30)], [30]),
+        ([(30, 10)], [42]),
+    ],
+    "gaps of a single row": [([(0, 5)], [5]), ([(6, 4)], [5]), ([(11, 4)], [5]), ([(5, 1)], [10]), ([(10, 1)], [15])],
+    "overlaps of what came early": [([(20, 10)], [0]), ([(25, 15)], [0]), ([(15, 8)], [0]), ([(0, 15)], [40])],
+}
+
+
+@pytest.mark.parametrize("came", OUT_OF_ORDER)
+def test_the_watermark_counts_rows_without_a_gap_in_whatever_order_they_come(drafter: BlockDrafter, came: str) -> None:
     store = store_of(drafter)
     store.open(Cursor(1, 1, 0, 10), 100, owner=0)
-    assert store.ingest([rows(20, 10)]) == [0]
-    assert store.ingest([rows(0, 5), rows(40, 2)]) == [5, 5]
-    assert store.ingest([rows(3, 12)]) == [15]  # overlaps what is there
-    assert store.ingest([rows(15, 5)]) == [30]  # closes the gap
-    assert store.ingest([rows(0, 30)]) == [30]  # again
-    assert store.ingest([rows(30, 10)]) == [42]
-
-
-def test_a_gap_of_a_single_row_is_a_gap(drafter: BlockDrafter) -> None:
-    store = store_of(drafter)
-    store.open(Cursor(1, 1, 0, 10), 100, owner=0)
-    assert store.ingest([rows(0, 5)]) == [5]
-    assert store.ingest([rows(6, 4)]) == [5]
-    assert store.ingest([rows(11, 4)]) == [5]
-    assert store.ingest([rows(5, 1)]) == [10]
-    assert store.ingest([rows(10, 1)]) == [15]
-
-
-def test_rows_that_overlap_what_came_early_are_taken_for_what_is_new_in_them(drafter: BlockDrafter) -> None:
-    store = store_of(drafter)
-    store.open(Cursor(1, 1, 0, 10), 100, owner=0)
-    assert store.ingest([rows(20, 10)]) == [0]
-    assert store.ingest([rows(25, 15)]) == [0]
-    assert store.ingest([rows(15, 8)]) == [0]
-    assert store.ingest([rows(0, 15)]) == [40]
+    for runs, marks in OUT_OF_ORDER[came]:
+        assert store.ingest([rows(*run) for run in runs]) == marks
 
 
 def test_rows_out_of_order_give_the_context_that_rows_in_order_give(drafter: BlockDrafter) -> None:
@@ -74,12 +78,7 @@ def test_rows_out_of_order_give_the_context_that_rows_in_order_give(drafter: Blo
 def test_a_block_whose_own_stand_in_the_room_behind_the_context_is_the_same(
     drafter: BlockDrafter, counts: tuple[int, ...]
 ) -> None:
-    store = store_of(drafter, tokens=96)
-    for sequence in (1, 2, 3):
-        store.open(Cursor(sequence, 1, 0, 9), 16, owner=0)
-    store.release(2, 1)
-    store.open(Cursor(4, 1, 0, 9), 64, owner=0)  # no run of pages is left, so it is no view
-    store.ingest([rows(0, 60, sequence=4), rows(0, 9, sequence=1)])
+    store = scattered(drafter)
     members = [(4 if count == 60 else 1, count) for count in counts]
 
     def hidden(room: int) -> torch.Tensor:
@@ -105,13 +104,7 @@ def test_a_block_that_reads_its_context_in_place_is_the_same(golden_drafter: Pat
     drafter.serve()
     over_pages = drafter.propose_over_pages
     assert isinstance(over_pages, BlocksOverPages)
-    store = store_of(drafter, tokens=96)
-    for sequence in (1, 2, 3):
-        store.open(Cursor(sequence, 1, 0, 9), 16, owner=0)
-    store.release(2, 1)
-    store.open(Cursor(4, 1, 0, 9), 64, owner=0)
-    assert store.pages.base(4) is None, "no run of pages is left"
-    store.ingest([rows(0, 60, sequence=4), rows(0, 9, sequence=1)])
+    store = scattered(drafter)
     store._keys[:, store.pages.slots(3, 0, 16)] = float("nan")  # what others hold is not read
     members = [(4 if count == 60 else 1, count) for count in counts]
     anchors, positions = torch.arange(5, 5 + len(counts)), torch.tensor(counts)
@@ -124,13 +117,7 @@ def test_a_block_that_reads_its_context_in_place_is_the_same(golden_drafter: Pat
 
 
 def test_scattered_contexts_are_gathered_and_padding_is_never_garbage(drafter: BlockDrafter) -> None:
-    store = store_of(drafter, tokens=96)
-    for sequence in (1, 2, 3):
-        store.open(Cursor(sequence, 1, 0, 9), 16, owner=0)
-    store.release(2, 1)
-    store.open(Cursor(4, 1, 0, 9), 64, owner=0)  # no run of four pages is left
-    assert store.pages.base(4) is None
-    store.ingest([rows(0, 60, sequence=4), rows(0, 9, sequence=1)])
+    store = scattered(drafter)
     keys, values, lengths, room = store.entries([(1, 9), (4, 60)])
     assert (lengths.tolist(), room) == ([9, 60], 0)
     assert keys.shape == (len(drafter.layers), 2, 60, drafter.config.num_key_value_heads, drafter.config.head_dim)

@@ -67,29 +67,21 @@ def test_they_are_said_behind_the_turn_together_and_made_only_then(bench: Bench)
     assert len(bench.said) == 1, "there is nothing to say"
 
 
-def test_they_wait_for_orders_to_leave_and_go_as_soon_as_they_have(bench: Bench) -> None:
+@pytest.mark.parametrize("left", [True, False])
+def test_they_wait_for_orders_to_leave_but_to_a_later_turn_at_most(bench: Bench, left: bool) -> None:
     bench.leaving = True
     bench.news.add(FIRST)
-    bench.news.tell()
-    bench.run()
+    for _ in range(2):
+        bench.news.tell()
+        bench.run()
     assert not bench.said
-    bench.leaving = False
-    bench.news.orders_left()
-    bench.news.orders_left()
-    bench.run()
-    assert bench.said == [[FIRST]]
-
-
-def test_orders_that_do_not_leave_hold_them_back_to_a_later_turn_at_most(bench: Bench) -> None:
-    bench.leaving = True
-    bench.news.add(FIRST)
-    bench.news.tell()
-    bench.run()
-    bench.news.tell()
-    bench.run()
-    assert not bench.said
-    bench.now += round_news.LEAVE_S
-    bench.news.tell()
+    if left:
+        bench.leaving = False
+        bench.news.orders_left()
+        bench.news.orders_left()
+    else:
+        bench.now += round_news.LEAVE_S
+        bench.news.tell()
     bench.run()
     assert bench.said == [[FIRST]]
 
