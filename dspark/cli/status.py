@@ -16,20 +16,9 @@ from dspark.errors import DsparkError, Expired, Unavailable
 from dspark.tables import aligned
 
 if TYPE_CHECKING:
-    from dspark.client import CellStatus, Client, EndedAnswer, MeasuredCost, RoundExplanation
+    from dspark.client import CellStatus, Client, EndedAnswer, RoundExplanation
 
-PROCESS = (
-    "role",
-    "name",
-    "endpoint",
-    "pid",
-    "incarnation",
-    "state",
-    "sequences",
-    "pages_held",
-    "pages_total",
-    "metrics_port",
-)
+OF_LOAD = ("busy_s", "wait_s", "waits")  # what `top` makes shares of
 
 _WHY = {
     "no_draft": "no draft",
@@ -90,43 +79,20 @@ def _unreachable(endpoint: str, error: DsparkError, *, by_hand: bool) -> DsparkE
 
 def as_json(endpoint: str, reply: CellStatus) -> dict[str, Any]:
     """The stable shape `--json` prints."""
+    from dataclasses import asdict
+
+    lanes = [asdict(lane) for lane in reply.lanes]
     return {
         "endpoint": endpoint,
         "version": reply.version,
         "queued": reply.queued,
         "queue_limit": reply.queue_limit,
         "processes": [
-            {name: getattr(process, name) for name in PROCESS} | {"model": process.model, "detail": process.detail}
+            {name: value for name, value in asdict(process).items() if name not in OF_LOAD}
             for process in reply.processes
         ],
-        "lanes": [
-            {
-                "verifier": lane.verifier,
-                "drafters": list(lane.drafters),
-                "running": lane.running,
-                "waiting": lane.waiting,
-                "policy": lane.policy,
-                "tau": lane.mean_acceptance_length,
-                "rounds": lane.rounds,
-                "attention_path": lane.attention_path,
-                "cost_curve_in_force": lane.cost_curve_in_force,
-                "verify_cost": _curve(lane.verify_cost),
-                "draft_cost": _curve(lane.draft_cost),
-            }
-            for lane in reply.lanes
-        ],
+        "lanes": [{"tau" if name == "mean_acceptance_length" else name: each[name] for name in each} for each in lanes],
     }
-
-
-def _curve(curve: MeasuredCost | None) -> dict[str, Any] | None:
-    """{tokens, contexts, seconds as rows per token count, source, borrowed}; None when there is no curve."""
-    from dataclasses import asdict
-
-    return None if curve is None else {name: _plain(value) for name, value in asdict(curve).items()}
-
-
-def _plain(value: Any) -> Any:
-    return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
 def _print(shape: dict[str, Any]) -> None:

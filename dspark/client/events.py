@@ -85,8 +85,22 @@ class ChoiceEnd:
     completion_tokens: int
 
 
+class _WithoutTokens:
+    """Has no text of its own, so that a loop may print the text of every event."""
+
+    __slots__ = ()
+
+    @property
+    def text(self) -> str:
+        return ""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return ()
+
+
 @dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(_WithoutTokens):
     """The end of a request: why its first answer ended, and what all of them took."""
 
     finish_reason: str  # "stop", "length" or "abort"
@@ -96,31 +110,13 @@ class Finished:
     timings: Timings
     choices: tuple[ChoiceEnd, ...] = ()  # one per answer, by index; empty from servers that only give one
 
-    @property
-    def text(self) -> str:
-        """Empty, so that a loop may print the text of every event."""
-        return ""
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return ()
-
 
 @dataclass(frozen=True, slots=True)
-class PromptLogprobs:
+class PromptLogprobs(_WithoutTokens):
     """Log-probabilities of a prompt's tokens, each given those before it; None for the first, which has none."""
 
     tokens: tuple[TokenLogprobs | None, ...]
     ranks: tuple[int | None, ...]  # place of each token among all, 1 for the likeliest
-
-    @property
-    def text(self) -> str:
-        """Empty, so that a loop may print the text of every event."""
-        return ""
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return ()
 
 
 Event: TypeAlias = Chunk | PromptLogprobs | Finished

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from deploy.processes import ProcessCell
 from dspark.training.disk import read_rows
 from dspark.training.record import Log
-from dspark.training.samples import Sample, write_samples
+from tests.unit.training.pipeline import random_samples
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
@@ -59,17 +59,7 @@ def _kill_when(words: list[str], happened: Callable[[], bool]) -> bool:
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    generator = torch.Generator().manual_seed(0)
-    path = tmp_path_factory.mktemp("samples") / "samples.safetensors"
-
-    def made() -> Iterator[Sample]:
-        for _ in range(24):
-            length = int(torch.randint(20, 50, (1,), generator=generator))
-            ids = torch.randint(2, 128, (length,), generator=generator)
-            yield Sample(ids, torch.arange(length) >= length // 4)
-
-    write_samples(path, made())
-    return path
+    return random_samples(tmp_path_factory.mktemp("samples") / "samples.safetensors", 24)
 
 
 @pytest.mark.parametrize("family", ["dspark", pytest.param("eagle3", marks=pytest.mark.slow)])

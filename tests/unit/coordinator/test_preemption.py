@@ -12,18 +12,6 @@ from coordinator.lanes.members import Members
 
 
 @virtual
-async def test_again_and_again_out_of_pages_everybody_still_ends() -> None:
-    cell = RoundsCell(pages=90)
-    states = [cell.ask((seed, 7), max_tokens=200) for seed in range(4)]
-    await cell.finish(*states)
-    assert [await read(state) for state in states] == [answer_of((seed, 7), 200) for seed in range(4)]
-    assert cell.metrics.value("num_preemptions_total") > 2
-    assert cell.metrics.value("prefills_total", reason="preempted") == cell.metrics.value("num_preemptions_total")
-    assert [state.handovers for state in states] == [0] * 4
-    assert cell.clean()
-
-
-@virtual
 async def test_who_was_preempted_goes_before_everybody_younger() -> None:
     cell = RoundsCell(pages=40)
     first = [cell.ask((seed, 7), max_tokens=60) for seed in range(2)]
