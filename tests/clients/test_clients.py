@@ -12,8 +12,6 @@ import pytest
 
 from tests.services.http_cell import HttpCell, target_that_calls
 
-pytestmark = pytest.mark.services
-
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("DSPARK_CLIENTS", ROOT / ".venv-clients/bin/python"))
 PROGRAMS = {

@@ -53,13 +53,11 @@ def _parsed(words: list[str]) -> None:
     build_parser().parse_known_args(words)  # ends with what is wrong
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("block", _with(""))
 def test_it_runs_by_itself(block: Block, tmp_path: Path) -> None:
     run(block, tmp_path, tmp_path / "home", timeout=120)
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("block", _with("servers"))
 def test_servers_by_hand(block: Block, tmp_path: Path) -> None:
     run(block, tmp_path, tmp_path / "home", timeout=290)

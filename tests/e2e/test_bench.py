@@ -11,8 +11,6 @@ import pytest
 from deploy.processes import ProcessCell
 from dspark.cli.main import main
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def cell(golden_target: Path, golden_drafter: Path) -> Iterator[ProcessCell]:

@@ -21,8 +21,6 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from deploy.processes import ProcessCell
 from dspark.client.cell import Cell, write_cell
 
-pytestmark = [pytest.mark.e2e, pytest.mark.services]
-
 ROOT = Path(__file__).parents[2]
 
 

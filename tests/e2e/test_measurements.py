@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 from faults.rows import r17_real_leaving
 
-pytestmark = pytest.mark.e2e
-
 PAIR = Path(__file__).parents[1] / "data" / "pair"
 
 

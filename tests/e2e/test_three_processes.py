@@ -16,8 +16,6 @@ from deploy.processes import ProcessCell
 from dspark.errors import Unavailable
 from dspark.runtime.process import usable
 
-pytestmark = [pytest.mark.e2e, pytest.mark.services]
-
 PROMPTS = [[5, 9, 17, 33], [2], list(range(2, 90)), [100, 3, 100, 3, 100, 3, 64]]
 TOKENS = 48
 

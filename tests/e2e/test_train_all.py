@@ -16,7 +16,7 @@ from dspark.model.checkpoint import load_drafter
 PAIR = Path(__file__).parents[1] / "data" / "pair"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
-pytestmark = [pytest.mark.e2e, pytest.mark.services, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from dspark.training.disk import read_rows
 from dspark.training.record import Log
 from tests.unit.training.pipeline import random_samples
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 PATIENCE_S = 600.0
 COMMAND = (sys.executable, "-m", "dspark.cli.main", "train")
@@ -105,7 +105,6 @@ def cell(golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.Tem
         yield cell
 
 
-@pytest.mark.services
 @pytest.mark.parametrize(
     "kills", [pytest.param(3, id="3 kills"), pytest.param(20, id="20 kills", marks=pytest.mark.slow)]
 )

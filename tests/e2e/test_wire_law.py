@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from deploy.processes import ProcessCell
 from tests.wire_law import forms
 from tests.wire_law.pair import write_tiny_pair
 from tests.wire_law.settings import PARAMETERS, VOCABULARY, Setting
 from tests.wire_law.verdict import P_BAR, corrected, draw
-
-pytestmark = pytest.mark.e2e
 
 NEAR = 0.6  # of verified drafts are kept: 1.8 tokens a round and more
 KINDS = list(PARAMETERS)

@@ -14,8 +14,6 @@ from faults.plan import Action, Plan, once
 from faults.processes import FaultCell
 from faults.tcp_proxy import TcpProxy, Way
 
-pytestmark = pytest.mark.services
-
 PROMPT = [5, 9, 17, 33]
 TOKENS = 24
 

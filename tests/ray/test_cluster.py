@@ -25,7 +25,7 @@ from dspark.client import Chunk, Client, find_cell
 from dspark.client.cell import cell_file, is_alive
 from dspark.errors import Unavailable
 
-pytestmark = [pytest.mark.ray, pytest.mark.e2e]
+pytestmark = pytest.mark.ray
 
 PROMPT = [5, 9, 17, 33]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.e2e]
+pytestmark = pytest.mark.ray
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "synthetic" / "flat.yaml"
 LOSE = """

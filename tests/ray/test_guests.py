@@ -17,7 +17,7 @@ import pytest
 from deploy.head import Head, start_head, stop_head
 from deploy.process_tags import new_cell_id
 
-pytestmark = [pytest.mark.ray, pytest.mark.e2e]
+pytestmark = pytest.mark.ray
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "synthetic" / "flat.yaml"
 UP = ("up", "--engine", "synthetic", "--synthetic", str(FILE), "--http", "none")

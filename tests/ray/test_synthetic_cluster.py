@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.e2e]
+pytestmark = pytest.mark.ray
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "synthetic" / "flat.yaml"
 LOAD = ("--concurrency", "2", "--requests", "4", "--input-len", "8", "--output-len", "16", "--temperature", "1")

@@ -14,7 +14,7 @@ from dspark.training.record import Log
 from dspark.training.trainer import LOG, train_drafter
 from tests.unit.training.pipeline import COLUMNS, random_samples, short_run
 
-pytestmark = [pytest.mark.ray, pytest.mark.e2e]
+pytestmark = pytest.mark.ray
 
 
 @pytest.mark.slow

@@ -19,8 +19,6 @@ from dspark.runtime.channel import auth_metadata
 from dspark.wire.v1 import control_pb2, control_pb2_grpc, generate_pb2, generate_pb2_grpc
 from tests.services.cell import Cell
 
-pytestmark = pytest.mark.services
-
 PROMPTS = ((3, 17, 42, 9, 77, 5), (8,), tuple(range(2, 60)), (100, 99, 98), (64, 64, 64, 64))
 
 

@@ -18,8 +18,6 @@ from dspark.client import AsyncClient
 from dspark.wire.v1 import draft_pb2
 from verify_service.drafters import MALFORMED_ORDERS
 
-pytestmark = pytest.mark.services
-
 
 class Stage:
     """A verifier, a wild drafter, a coordinator between them."""

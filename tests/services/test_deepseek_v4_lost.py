@@ -22,7 +22,7 @@ from tests.architectures.serving import prompt
 from tests.services.cell import Cell
 from tests.services.test_verifier_lost import lose
 
-pytestmark = [pytest.mark.services, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PROMPTS, ANSWER = 40, 24
 

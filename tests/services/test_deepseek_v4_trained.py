@@ -17,7 +17,7 @@ from tests.architectures.serving import prompt
 from tests.services.cell import Cell
 from tests.unit.training.pipeline import short_run
 
-pytestmark = [pytest.mark.services, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PROMPTS, LENGTH, ANSWER = 24, 20, 24
 

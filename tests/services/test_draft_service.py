@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from workers import drafter
 
@@ -14,8 +13,6 @@ from dspark.runtime.channel import open_channel
 from dspark.types import RefusalReason, SamplingParams
 from dspark.wire import codec, tensors
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc
-
-pytestmark = pytest.mark.services
 
 
 class Pusher:

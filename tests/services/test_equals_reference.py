@@ -25,8 +25,6 @@ from dspark.decoding.reference import RecordedRound, replay
 from dspark.types import Rule, SamplingParams
 from tests.services.cell import Cell, Recorded
 
-pytestmark = pytest.mark.services
-
 POLICIES = ("adaptive", "fixed:3", "threshold:0.4", "off")
 
 

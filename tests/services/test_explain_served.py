@@ -18,8 +18,6 @@ from dspark.runtime.identity import write_token
 from dspark.runtime.telemetry import Metrics
 from tests.services.http_cell import HttpCell, synthetic_pair, until
 
-pytestmark = pytest.mark.services
-
 
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCell]:

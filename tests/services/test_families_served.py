@@ -35,8 +35,6 @@ from dspark.model.target import cache_argument
 from tests.architectures import deepseek_v4
 from tests.released.weights import write_thin
 
-pytestmark = pytest.mark.services
-
 DATA = Path(__file__).parents[1] / "data"
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
 V4 = GOLDEN.parent / "golden-deepseek-v4" / "dspark_deepseek_v4"

@@ -21,8 +21,6 @@ from tests.services.http_cell import DRAFTER, TARGET
 from tests.services.test_resume import Site
 from tests.services.test_verifier_lost import lose
 
-pytestmark = pytest.mark.services
-
 WORDS = {"type": "array", "items": {"type": "string", "maxLength": 8}, "minItems": 6, "maxItems": 6}
 TEXTS = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
 FORM = {"json_schema": WORDS}

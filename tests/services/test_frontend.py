@@ -34,8 +34,6 @@ from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.types import SamplingParams
 from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc, generate_pb2
 
-pytestmark = pytest.mark.services
-
 ROOT = Path(__file__).parent.parent.parent
 
 

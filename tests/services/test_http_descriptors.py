@@ -12,11 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.services.http_cell import TARGET, HttpCell, synthetic_pair, until
-
-pytestmark = pytest.mark.services
 
 DESCRIPTORS, IDLE, TOKENS = 96, 120, 1500
 

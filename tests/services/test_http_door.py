@@ -27,8 +27,6 @@ from dspark.runtime.identity import write_token
 from tests.services.certificates import Authority
 from tests.services.http_cell import HttpCell, synthetic_pair, until
 
-pytestmark = pytest.mark.services
-
 MODEL = "synthetic"
 
 

@@ -14,8 +14,6 @@ from dspark.client import Client
 from dspark.runtime.identity import write_token
 from tests.services.http_cell import HttpCell, synthetic_pair, until
 
-pytestmark = pytest.mark.services
-
 PROMPT = "Worksheet on sums\n\nProblem 1: Add 12 and 30.\n"
 
 

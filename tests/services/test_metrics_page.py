@@ -3,13 +3,9 @@
 import contextlib
 import socket
 
-import pytest
-
 from dspark.runtime.metrics_server import READERS, serve_metrics
 from dspark.runtime.security import Security
 from dspark.runtime.telemetry import Metrics
-
-pytestmark = pytest.mark.services
 
 
 def test_a_reader_too_many_is_closed_and_counted() -> None:

@@ -16,8 +16,6 @@ from dspark.client import AsyncClient, Completion
 from dspark.decoding import drafting
 from tests.services.cell import Cell
 
-pytestmark = pytest.mark.services
-
 
 @pytest_asyncio.fixture
 async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[CoordinatorProcess]:

@@ -12,8 +12,6 @@ from draft_service import profiler as draft_profiler
 from dspark.runtime import cost_store
 from verify_service import profiler as verify_profiler
 
-pytestmark = pytest.mark.services
-
 
 async def test_workers_measure_and_serve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden_target: Path, golden_drafter: Path

@@ -13,8 +13,6 @@ from coordinator.reception.tokenizer import Tokenizer
 from dspark.client import Client
 from tests.services.http_cell import TARGET, HttpCell
 
-pytestmark = pytest.mark.services
-
 MODEL = "target"
 PROMPT = "Worksheet on sums\n\nProblem 1: Add 12 and 30.\n"
 CODE = "def add(a, b):\n"

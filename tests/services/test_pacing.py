@@ -22,7 +22,6 @@ from dspark.errors import ConfigError
 from dspark.runtime.channel import open_channel
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
 
-pytestmark = pytest.mark.services
 FRAME = 1024
 
 

@@ -24,8 +24,6 @@ from dspark.types import MAX_PROMPT_LOGPROBS
 from tests.services.cell import Cell
 from tests.services.http_cell import TARGET, HttpCell, until
 
-pytestmark = pytest.mark.services
-
 VOCAB = 128
 LONG = [(7 * at * at + 3 * at + 5) % VOCAB for at in range(450)]  # several passes, and all but the context
 

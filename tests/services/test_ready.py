@@ -23,8 +23,6 @@ from dspark.client import AsyncClient
 from dspark.runtime.server import GrpcServer
 from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
 
-pytestmark = pytest.mark.services
-
 LONG_S = 200.0  # nobody waits so long
 
 

@@ -15,8 +15,6 @@ from dspark.client import AsyncClient, Chunk
 from dspark.client.errors import InvalidRequest, Unavailable
 from tests.services.cell import Cell
 
-pytestmark = pytest.mark.services
-
 TOKENS = 60
 OPTIONS: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True, "policy": "fixed:3", "timeout": 60.0}
 

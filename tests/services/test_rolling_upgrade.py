@@ -22,8 +22,6 @@ from dspark.client import AsyncClient
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
-pytestmark = pytest.mark.services
-
 PROMPTS = ([3, 17, 42, 9], [8, 5], list(range(2, 20)), [64, 64, 64])
 TOKENS = 48
 

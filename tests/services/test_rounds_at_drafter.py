@@ -34,8 +34,6 @@ from dspark.wire import codec, orders
 from dspark.wire.blocks import read_blocks
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc, types_pb2
 
-pytestmark = pytest.mark.services
-
 WIDTH, VOCAB, BLOCK = 1024, 500, 4
 GREEDY = SamplingParams(temperature=0.0, seed=3)
 VERIFIER = 77

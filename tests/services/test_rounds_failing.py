@@ -41,8 +41,6 @@ from verify_service.round_passes import RoundPasses
 from verify_service.synthetic import SyntheticVerifyEngine
 from verify_service.under_way import UnderWay
 
-pytestmark = pytest.mark.services
-
 VOCAB, BLOCK = 500, 4
 COUPLED = SamplingParams(temperature=1.0, seed=3, rule=Rule.COUPLED)
 SAMPLED = SamplingParams(temperature=1.0, seed=4, rule=Rule.TOKEN)

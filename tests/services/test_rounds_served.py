@@ -23,8 +23,6 @@ from dspark.rounds.events import How, Release, Why
 from dspark.rounds.plan import Plan, PlanKind
 from dspark.types import Rule, SamplingParams
 
-pytestmark = pytest.mark.services
-
 GREEDY = SamplingParams(temperature=0.0)
 PLANS = {
     "off": planned(PlanKind.OFF, 0),

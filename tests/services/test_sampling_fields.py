@@ -23,8 +23,6 @@ from dspark.decoding.reference import RecordedRound, Target, replay
 from dspark.types import Rule, SamplingParams
 from tests.services.cell import Cell, Recorded
 
-pytestmark = pytest.mark.services
-
 PROMPT = [7, 19, 3, 50, 7, 21]
 VOCAB = 128
 

@@ -18,7 +18,6 @@ from dspark.runtime.roles import Role
 from dspark.runtime.security import Access, Security
 from dspark.runtime.server import GrpcServer
 
-pytestmark = pytest.mark.services
 TOKEN = "a-worker-secret-of-some-length"
 NAME = "test.Echo"
 

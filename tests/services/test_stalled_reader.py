@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 import pytest_asyncio
 import workers
 
 from coordinator.process import CoordinatorProcess
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
-
-pytestmark = pytest.mark.services
 
 FLAT = Path(__file__).resolve().parents[2] / "benchmarks" / "synthetic" / "flat.yaml"
 SMALL = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]

@@ -16,8 +16,6 @@ from dspark.client.cell import Cell, cell_file, remove_cell, write_cell
 from dspark.errors import Unavailable
 from tests.services.http_cell import HttpCell
 
-pytestmark = pytest.mark.services
-
 
 @pytest.fixture
 def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:

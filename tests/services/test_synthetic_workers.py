@@ -19,8 +19,6 @@ from dspark.errors import ConfigError
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
-pytestmark = pytest.mark.services
-
 ACCEPT = {"easy": [0.9, 0.9, 0.9, 0.9], "hard": [0.4, 0.3, 0.3, 0.2]}
 
 

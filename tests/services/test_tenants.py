@@ -10,7 +10,6 @@ import workers
 from dspark.client import AsyncClient
 from dspark.runtime.identity import write_token
 
-pytestmark = pytest.mark.services
 TOKENS = {"acme": "token-of-the-tenant-acme", "globex": "token-of-the-tenant-globex"}
 PROMPT = [number % 100 + 16 for number in range(100)]
 

@@ -26,7 +26,6 @@ from dspark.runtime.server import GrpcServer
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.tls import Tls
 
-pytestmark = pytest.mark.services
 PAIR = Path(__file__).parents[2] / "benchmarks" / "synthetic" / "flat.yaml"
 
 

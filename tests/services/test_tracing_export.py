@@ -14,8 +14,6 @@ from coordinator.process import check
 from coordinator.watching.tracing import open_tracer
 from dspark.errors import ConfigError
 
-pytestmark = pytest.mark.services
-
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     def __init__(self) -> None:

@@ -14,8 +14,6 @@ from dspark.training.record import Log
 from dspark.training.trainer import LOG, train_drafter
 from tests.unit.training.pipeline import COLUMNS, random_samples, short_run
 
-pytestmark = pytest.mark.services
-
 WORKER = """
 import datetime, json, sys
 import torch.distributed as distributed

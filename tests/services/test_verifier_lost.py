@@ -14,8 +14,6 @@ from dspark.client import AsyncClient, Completion
 from dspark.client.errors import Unavailable
 from tests.services.cell import Cell
 
-pytestmark = pytest.mark.services
-
 OPTIONS: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "policy": "fixed:3", "timeout": 60.0}
 ALL_PARAMS: dict[str, dict[str, Any]] = {
     "logprobs": {"temperature": 0.0, "logprobs": 3},

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from conductor import conducting, planned
 from faults.oracle import plain_greedy
 from workers import drafter, verifier
@@ -16,8 +15,6 @@ from dspark.runtime.channel import open_channel
 from dspark.types import SamplingParams
 from dspark.wire import codec
 from dspark.wire.v1 import types_pb2, verify_pb2_grpc
-
-pytestmark = pytest.mark.services
 
 PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77]
 

@@ -14,8 +14,6 @@ from prometheus_client.samples import Sample
 from dspark.client import Client
 from tests.services.http_cell import HttpCell, synthetic_pair, until
 
-pytestmark = pytest.mark.services
-
 MODEL, CELL = "the-model", "cell-7"
 
 # One expression per panel, in the words of the dashboards that vLLM publishes.

@@ -885,7 +885,7 @@ async def test_the_youngest_makes_room_and_comes_back() -> None:
     await cell.finish(*states)
     assert [await read(state) for state in states] == [answer_of((seed, 3), 100) for seed in range(4)]
     preempted = cell.metrics.value("num_preemptions_total")
-    assert cell.metrics.value("prefills_total", reason="preempted") == preempted > 2
+    assert cell.metrics.value("prefills_total", reason="preempted") == preempted > 1
     assert states[0].sequence.epoch == 0, "the oldest always goes on"
     assert cell.metrics.value("handovers_total", reason="lost") == 0
     whys = {each.why for each in cell.port.said if isinstance(each, Released)}
