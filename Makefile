@@ -22,9 +22,13 @@ demo: install
 # Two files at a time: first what needs no port, then what talks over ports and starts processes.
 UNITS := tests/unit tests/paper tests/test_rooms.py tests/test_protos_fresh.py
 
+# PYTHON, ARGUMENTS. Two files at a time crowd two cores: what failed beside others is run once more, alone.
+everyday = $(1) -m pytest -q -m "not slow" -n 2 --dist loadfile $(2) || { test $$? = 1 && \
+	$(1) -m pytest -q -m "not slow" -n 0 --last-failed --last-failed-no-failures none $(2); }
+
 test: install check
-	$(BIN)/python -m tests.stage $(UNITS)
-	$(BIN)/python -m tests.stage $(addprefix --ignore=,$(UNITS) tests/web)
+	$(call everyday,$(BIN)/python,$(UNITS))
+	$(call everyday,$(BIN)/python,$(addprefix --ignore=,$(UNITS) tests/web))
 	@echo "left out: tests/web, which needs a browser (make web-test), and what takes minutes (make test-long)"
 
 # The pure rooms alone, without torch: what to run while you write.
@@ -39,7 +43,7 @@ test-newest:
 	test -x $(NEWEST)/python || $(PYTHON) -m venv .venv-newest
 	$(NEWEST)/pip install --quiet --upgrade pip
 	$(NEWEST)/pip install --quiet --upgrade --upgrade-strategy eager -e ".[all]"
-	$(NEWEST)/python -m tests.stage $(UNITS)
+	$(call everyday,$(NEWEST)/python,$(UNITS))
 
 # Long tests that the everyday suite leaves out.
 test-long: install

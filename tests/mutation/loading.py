@@ -8,7 +8,6 @@ M = "tests/unit/model/"
 CHECKPOINT = (f"{M}test_checkpoint.py",)
 HOSTILE = (f"{M}test_hostile_checkpoints.py",)
 TARGET = (f"{M}test_target.py",)
-CODEC = ("tests/unit/wire/test_codec.py",)
 ACCEPTANCE = ("tests/unit/decoding/test_acceptance.py",)
 
 LOADING = [

@@ -17,7 +17,6 @@ NONSENSE = (f"{F}a_coordinator_that_talks_nonsense_loses_its_stream_and_nobody_e
 SILENT = (f"{F}a_silent_coordinator_loses_its_sequences_and_one_with_nothing_to_say_does_not",)
 LEAVES = (f"{F}a_verifier_that_leaves_says_so_and_takes_nobody",)
 REFUSED = (f"{F}prompts_that_cannot_be_taken_are_refused_by_field",)
-LATE = (f"{F}what_comes_late_or_for_nobody_changes_nothing",)
 GONE = (f"{F}a_drafter_that_is_gone_is_let_go_and_one_that_leaves_opens_nobody",)
 HOSTILE = (f"{D}what_does_not_fit_ends_the_stream_by_field_and_harms_nobody_else",)
 TURNS = (f"{D}rows_that_never_come_and_orders_out_of_turn_end_the_stream",)

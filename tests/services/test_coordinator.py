@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 from faults.oracle import plain_greedy
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from workers import until
@@ -27,13 +26,6 @@ class Answer:
     tokens: list[int]
     complete: generate_pb2.GenerateComplete
     chunks: int
-
-
-@pytest_asyncio.fixture
-async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Cell]:
-    cell = Cell(golden_target, golden_drafter)
-    yield cell
-    await cell.close()
 
 
 def stub_of(cell: Cell, process: Any) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,11 +36,9 @@ class Running:
 
 
 @pytest_asyncio.fixture
-async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Running]:
-    made = Cell(golden_target, golden_drafter)
-    coordinator = await made.whole()
-    yield Running(coordinator.endpoint, Recorded(made.verifiers[0].engine).rounds)
-    await made.close()
+async def running(cell: Cell) -> Running:
+    coordinator = await cell.whole()
+    return Running(coordinator.endpoint, Recorded(cell.verifiers[0].engine).rounds)
 
 
 async def _answer(client: AsyncClient, prompt: list[int], delay_s: float, **options: Any) -> list[int]:
@@ -64,11 +61,11 @@ def _prompts(count: int) -> list[list[int]]:
     ],
 )
 async def test_recorded_choices_replayed_by_the_reference_loop_give_the_same_tokens(
-    cell: Running, golden_target: Path, params: dict[str, Any], rule: Rule
+    running: Running, golden_target: Path, params: dict[str, Any], rule: Rule
 ) -> None:
     params = {**params, "rule": rule.name.lower()}
     prompts, target = _prompts(8), partial(oracle.logits, target=golden_target)
-    client = AsyncClient(cell.endpoint)
+    client = AsyncClient(running.endpoint)
     answers = await asyncio.gather(
         *(
             _answer(
@@ -78,23 +75,23 @@ async def test_recorded_choices_replayed_by_the_reference_loop_give_the_same_tok
         )
     )
     await client.close()
-    assert sum(len(rounds) for rounds in cell.rounds.values()) > 0
-    assert any(made.accepted for rounds in cell.rounds.values() for made in rounds)
+    assert sum(len(rounds) for rounds in running.rounds.values()) > 0
+    assert any(made.accepted for rounds in running.rounds.values() for made in rounds)
     for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         # The wire carries float32 request fields.
         as_sent = {key: float(torch.tensor(v).item()) if isinstance(v, float) else v for key, v in params.items()}
         as_sent["rule"] = rule
         key = SamplingParams(**as_sent, seed=1000 + index)
-        rounds = cell.rounds[1000 + index, 0]
+        rounds = running.rounds[1000 + index, 0]
         assert tuple(answer) == replay(prompt, target, rounds, key, max_tokens=24, epoch=rounds[0].epoch)
 
 
 @pytest.mark.parametrize("params", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}], ids=str)
 async def test_seeded_answers_are_those_of_plain_decoding_whatever_the_policy(
-    cell: Running, params: dict[str, Any]
+    running: Running, params: dict[str, Any]
 ) -> None:
     prompts = _prompts(6)
-    client = AsyncClient(cell.endpoint)
+    client = AsyncClient(running.endpoint)
     answers = [
         await asyncio.gather(
             *(
@@ -106,26 +103,25 @@ async def test_seeded_answers_are_those_of_plain_decoding_whatever_the_policy(
     ]
     await client.close()
     assert all(each == answers[-1] for each in answers)
-    assert any(made.accepted for rounds in cell.rounds.values() for made in rounds)
+    assert any(made.accepted for rounds in running.rounds.values() for made in rounds)
 
 
 async def test_rows_in_float8_change_no_greedy_answer_and_still_serve_the_drafter(
-    golden_target: Path, golden_drafter: Path
+    cell: Cell, golden_target: Path
 ) -> None:
-    made, prompt = Cell(golden_target, golden_drafter), _prompts(1)[0]
-    await made.verifier(feature_dtype="float8_e4m3")
-    await made.drafter()
-    client = made.client(await made.coordinator())
+    prompt = _prompts(1)[0]
+    await cell.verifier(feature_dtype="float8_e4m3")
+    await cell.drafter()
+    client = cell.client(await cell.coordinator())
     completion = await client.complete(
         prompt, timeout=60.0, ignore_eos=True, max_tokens=40, temperature=0.0, policy="fixed:7"
     )
-    await made.close()
     assert [list(completion.token_ids)] == oracle.plain_greedy(golden_target, [prompt], 40)
     assert completion.end.speculation.draft_tokens > 0
 
 
-async def test_the_rule_in_force_is_reported(cell: Running) -> None:
-    client = AsyncClient(cell.endpoint)
+async def test_the_rule_in_force_is_reported(running: Running) -> None:
+    client = AsyncClient(running.endpoint)
     assert (await client.model_info()).rule == "block"
     for asked, reported in (
         ({}, "block"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,12 +56,10 @@ class Running:
 
 
 @pytest_asyncio.fixture
-async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Running]:
-    made = Cell(golden_target, golden_drafter)
-    coordinator = await made.whole()
-    front = await made.frontend(coordinator)
-    yield Running(made.client(coordinator), made.client(front), coordinator, made.verifiers[0])
-    await made.close()
+async def cell(cell: Cell) -> Running:
+    coordinator = await cell.whole()
+    front = await cell.frontend(coordinator)
+    return Running(cell.client(coordinator), cell.client(front), coordinator, cell.verifiers[0])
 
 
 async def test_every_token_of_a_long_prompt_is_scored_as_the_library_does(cell: Running, golden_target: Path) -> None:

@@ -7,7 +7,6 @@ through the reference loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,11 +40,9 @@ class Running:
 
 
 @pytest_asyncio.fixture
-async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Running]:
-    made = Cell(golden_target, golden_drafter)
-    coordinator, target = await made.whole(), partial(oracle.logits, target=golden_target)
-    yield Running(made.client(coordinator), coordinator, target, Recorded(made.verifiers[0].engine).rounds)
-    await made.close()
+async def cell(cell: Cell, golden_target: Path) -> Running:
+    coordinator, target = await cell.whole(), partial(oracle.logits, target=golden_target)
+    return Running(cell.client(coordinator), coordinator, target, Recorded(cell.verifiers[0].engine).rounds)
 
 
 def sent(value: float) -> float:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from dspark.client import AsyncClient, Completion
 from dspark.client.errors import Unavailable
@@ -27,13 +24,6 @@ async def lose(cell: Cell) -> None:
     """Breaks the connections of the verifier that holds most, as when it is killed."""
     lost = max(cell.verifiers, key=lambda each: each.engine.held.sequences)
     await lost.shell.server._server.stop(None)
-
-
-@pytest_asyncio.fixture
-async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Cell]:
-    cell = Cell(golden_target, golden_drafter)
-    yield cell
-    await cell.close()
 
 
 @pytest.mark.parametrize("name", ALL_PARAMS)

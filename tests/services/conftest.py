@@ -1,0 +1,18 @@
+"""What several tests of services begin with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+
+from tests.services.cell import Cell
+
+
+@pytest_asyncio.fixture
+async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Cell]:
+    """Of the tiny pair; nobody is there yet."""
+    made = Cell(golden_target, golden_drafter)
+    yield made
+    await made.close()
