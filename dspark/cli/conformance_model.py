@@ -133,7 +133,8 @@ def _drafted_problem(block: Block, case: Mapping[str, Tensor]) -> str | None:
 
 def _loss_problem(case: Mapping[str, Tensor], drafter: BlockDrafter) -> str | None:
     from dspark.training.anchors import Anchors, label_blocks
-    from dspark.training.loss import LossWeights, block_loss, figures, mix, target_slot_logits
+    from dspark.training.lean_loss import lean_block_loss
+    from dspark.training.loss import LossWeights, figures
 
     anchors = Anchors(case["anchor_positions"], case["block_keep_mask"])
     size = drafter.config.block_size
@@ -141,36 +142,35 @@ def _loss_problem(case: Mapping[str, Tensor], drafter: BlockDrafter) -> str | No
     for name, found in (("eval_mask", labels.eval_mask), ("target_ids", labels.target_ids)):
         if not torch.equal(found, case[name]):
             return f"{name} differs"
-    drafter.zero_grad(set_to_none=True)
-    out = drafter.forward_blocks(
-        features=case["target_hidden_states"],
-        input_ids=case["input_ids"],
-        anchor_positions=anchors.positions,
-        block_keep_mask=anchors.keep,
-    )
+    blocks = {
+        "features": case["target_hidden_states"],
+        "input_ids": case["input_ids"],
+        "anchor_positions": anchors.positions,
+        "block_keep_mask": anchors.keep,
+    }
+    with torch.no_grad():
+        out = drafter.forward_blocks(**blocks)
     kept = anchors.keep  # what a dummy block yields means nothing
-    if problem := _far("draft_logits", out.corrected_logits.detach()[kept], case, kept):
+    if problem := _far("draft_logits", out.corrected_logits[kept], case, kept):
         return problem
     confident = out.confidence_logits is not None
     if out.confidence_logits is not None and (
-        problem := _far("confidence_logits", out.confidence_logits.detach()[kept], case, kept)
+        problem := _far("confidence_logits", out.confidence_logits[kept], case, kept)
     ):
         return problem
-    weights = LossWeights(confidence=1.0 if confident else 0.0)
-    sums = block_loss(
-        corrected_logits=out.corrected_logits,
-        confidence_logits=out.confidence_logits,
-        target_logits=target_slot_logits(
-            last_hidden=case["target_last_hidden_states"],
-            anchor_positions=anchors.positions,
-            block_size=size,
-            lm_head=drafter.base_logits,  # a verbatim copy of the target's
-        ),
+    drafter.zero_grad(set_to_none=True)
+    objective, sums = lean_block_loss(
+        drafter,
+        hidden=drafter.forward_hidden(**blocks),
+        previous_ids=drafter.previous_ids(case["input_ids"], anchors.positions),
         target_ids=labels.target_ids,
         eval_mask=labels.eval_mask,
-        decay=weights.decay,
+        anchor_positions=anchors.positions,
+        last_hidden=case["target_last_hidden_states"],
+        target_head=drafter.lm_head.weight,  # a verbatim copy of the target's
+        weights=LossWeights(confidence=1.0 if confident else 0.0),
     )
-    loss = mix(sums, weights)
+    loss = objective / sums.denominator
     loss.backward()  # type: ignore[no-untyped-call]
     values = figures(sums) | {"loss": float(loss.detach())}
     for name in ("loss", "ce_loss", "l1_loss", *(("confidence_loss",) if confident else ())):

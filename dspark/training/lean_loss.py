@@ -1,4 +1,4 @@
-"""The same loss as `training/loss.py`, without ever holding [slots, V] for all slots.
+"""The loss whose terms `training/loss.py` says, without ever holding [slots, V] for all slots.
 
 Rows that do not count are dropped before the vocabulary is touched. The rest go through in
 slices small enough for the cache: logits, both softmaxes, the loss and its gradient with

@@ -15,16 +15,13 @@ trainer can add denominators over ranks and micro-batches before dividing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-from dspark.training.anchors import gather_slots
-
-_TINY = 1e-6  # keeps an empty micro-batch finite
+_TINY = 1e-6  # keeps figures of no slot finite
 
 
 class LossWeights(NamedTuple):
@@ -61,39 +58,6 @@ def slot_weights(block_size: int, decay: float | None, *, device: torch.device) 
     return torch.tensor([math.exp(-k / decay) for k in range(block_size)], device=device)
 
 
-def target_slot_logits(
-    *,
-    last_hidden: Tensor,  # [B, T, H] after the target's final norm
-    anchor_positions: Tensor,  # [B, A]
-    block_size: int,
-    lm_head: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """Target logits where a slot needs them and nowhere else: [B, A, k, V], no gradient."""
-    with torch.no_grad():
-        return lm_head(gather_slots(last_hidden, anchor_positions, block_size))
-
-
-def block_loss(
-    *,
-    corrected_logits: Tensor,  # [..., k, V] draft logits, sequential bias included
-    confidence_logits: Tensor | None,  # [..., k]
-    target_logits: Tensor,  # [..., k, V]
-    target_ids: Tensor,  # [..., k]
-    eval_mask: Tensor,  # [..., k] bool
-    decay: float | None,
-) -> LossSums:
-    """Sums over every slot that counts."""
-    size = target_ids.shape[-1]
-    weights = slot_weights(size, decay, device=corrected_logits.device) * eval_mask  # [..., k]
-    ce = cross_entropy(corrected_logits.flatten(0, -2).float(), target_ids.flatten(), reduction="none").view(
-        target_ids.shape
-    )
-    drafted = torch.softmax(corrected_logits.float(), dim=-1)
-    wanted = torch.softmax(target_logits.detach().float(), dim=-1)
-    l1 = (drafted - wanted).abs().sum(dim=-1)
-    return sum_terms(ce=ce, l1=l1, confidence_logits=confidence_logits, weights=weights, eval_mask=eval_mask)
-
-
 def sum_terms(
     *,
     ce: Tensor,  # [..., k]
@@ -128,12 +92,6 @@ def block_sums(acceptance: Tensor, mask: Tensor) -> dict[str, Tensor]:
     valid = acceptance.flatten(0, -2) * mask
     tau = (1 + valid.cumprod(dim=-1).sum(dim=-1))[mask[:, 0]].sum()
     return {"accepted": valid.sum(dim=0), "slots": mask.sum(dim=0), "tau": tau, "blocks": mask[:, 0].sum()}
-
-
-def mix(sums: LossSums, weights: LossWeights) -> Tensor:
-    """The scalar to minimise."""
-    total = weights.ce * sums.ce + weights.l1 * sums.l1 + weights.confidence * sums.confidence
-    return total / (sums.denominator + _TINY)
 
 
 def figures(sums: LossSums) -> dict[str, float]:

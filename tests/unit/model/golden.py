@@ -23,7 +23,6 @@ _NAMES = (
     "eagle3_gemma4",
 )
 ALL = [ROOT / name for name in _NAMES if (ROOT / name).is_dir()]
-TRAINED = [folder for folder in ALL if (folder / "loss_case.safetensors").is_file()]
 
 
 def target_of(folder: Path) -> Path:

@@ -16,7 +16,7 @@ from dspark.model.families import as_block
 from dspark.model.formats.vocabulary import DraftVocabulary
 from dspark.training.anchors import draw_anchors, gather_slots, label_blocks
 from dspark.training.lean_loss import LeanLoss, lean_block_loss, lean_terms
-from dspark.training.loss import LossWeights, block_loss
+from dspark.training.loss import LossWeights, slot_weights, sum_terms
 from tests.unit.model.tiny import tiny_drafter
 
 
@@ -48,13 +48,14 @@ def test_it_is_the_loss_of_what_is_served(kind: str) -> None:
     )
     last_hidden = torch.randn(*mask.shape, drafter.config.hidden_size, generator=generator)
     judge = gather_slots(last_hidden, anchors.positions, size) @ drafter.lm_head.weight.t()
-    plain = block_loss(
-        corrected_logits=out.corrected_logits,
+    logits, mask = out.corrected_logits, labels.eval_mask
+    ce = torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.target_ids.flatten(), reduction="none")
+    plain = sum_terms(
+        ce=ce.view(mask.shape),
+        l1=(torch.softmax(logits, -1) - torch.softmax(judge, -1)).abs().sum(-1),
         confidence_logits=out.confidence_logits,
-        target_logits=judge,
-        target_ids=labels.target_ids,
-        eval_mask=labels.eval_mask,
-        decay=LossWeights().decay,
+        weights=slot_weights(size, LossWeights().decay, device=mask.device) * mask,
+        eval_mask=mask,
     )
     torch.testing.assert_close(tuple(lean.sums), tuple(plain), atol=1e-3, rtol=1e-4)
 
