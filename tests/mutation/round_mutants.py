@@ -290,8 +290,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "nothing is ever tried",
-            "drawn < plans * often",
-            "drawn < 0.0 * often",
+            "drawn < self._share(whole)",
+            "drawn < 0.0 * self._share(whole)",
             (f"{P}plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear",),
         ),
         (
