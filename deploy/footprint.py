@@ -12,7 +12,7 @@ from typing import Any
 
 from deploy.topology import ProcessRole
 from dspark.errors import DsparkError
-from dspark.model.config_keys import CONFIG_NAME, Keys, read_json
+from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, text_keys
 from dspark.targets import folder_of, is_imported
 from verify_service.config import KV_TOKENS
 
@@ -36,7 +36,7 @@ def of(role: ProcessRole, settings: Mapping[str, Any]) -> int:
     number = _BYTES.get(str(settings.get("dtype")), 4)  # `auto` is float32 on a processor
     try:
         config = read_json(folder / CONFIG_NAME)
-        keys = Keys(config.get("text_config") or config)
+        keys = text_keys(config)
         stored = _BYTES[keys.dtype()]
         row = _row(keys)
     except DsparkError:  # the worker itself says what is wrong with it

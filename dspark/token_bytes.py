@@ -52,7 +52,7 @@ def read_token_bytes(folder: Path, vocab_size: int, *, special_too: bool = False
         for each in added:
             no_text = b"\xff\xff%d" % each["id"] if special_too else b""
             of[each["id"]] = no_text if each["content"] in special else spelled(each["content"])
-    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError) as error:
         raise ConfigError(f"target: {path} cannot be read: {error}") from error
     return [of.get(token, b"") for token in range(vocab_size)]
 
@@ -68,7 +68,7 @@ def special_tokens(config: Path) -> list[str]:
         named += [each for each in (raw.get("added_tokens_decoder") or {}).values() if each.get("special")]
         named += [each for some in more for each in (some.values() if isinstance(some, dict) else some)]
         texts = [each.get("content") if isinstance(each, dict) else each for each in named]
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise ConfigError(f"target: {config} cannot be read: {error}") from error
     return [text for text in texts if isinstance(text, str)]
 

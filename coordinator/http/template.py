@@ -168,7 +168,7 @@ class ChatTemplate:
             parsed = environment.parse(source)
             self.arguments = frozenset(meta.find_undeclared_variables(parsed) - _OURS)
             self._has_developer = any("developer" in repr(word.value) for word in parsed.find_all(nodes.Const))
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, RecursionError) as error:
             raise ConfigError(f"target: its chat template is not valid: {error}") from error
         self.arguments -= frozenset(environment.globals)
 
@@ -256,7 +256,10 @@ def find_template(target: str | None, revision: str | None) -> ChatTemplate | No
     """The template of a folder or hub id; None when it has none."""
     config = _read_json(_find(target, CONFIG, revision))
     file = _find(target, FILE, revision)
-    source: Any = file.read_text(encoding="utf-8") if file else config.get("chat_template")
+    try:
+        source: Any = file.read_text(encoding="utf-8") if file else config.get("chat_template")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"target: {file} cannot be read: {error}") from error
     if isinstance(source, list):  # several, by name
         named = {str(one.get("name")): one.get("template") for one in source if isinstance(one, dict)}
         source = named.get("default")
@@ -285,7 +288,7 @@ def _read_json(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"target: {path} cannot be read: {error}") from error
     return content if isinstance(content, dict) else {}
 

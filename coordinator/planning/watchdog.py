@@ -28,8 +28,8 @@ NONE = 24.0  # first slots that were promised in a row, in vain: a chance of at 
 CERTAIN = 4.0  # standard deviations by which less than usual is accepted
 PRIOR, SPREAD = 16.0, 2.0  # tokens that agreement counts for; variance of what is accepted, by its mean
 SETTLED = 256  # blocks that make a past
-BAD_MEMORY, BAD = 64.0, 0.5  # passes; share of them without a sound block
-ON_TRIAL = 0.4  # of the same, to begin with: who had an alarm has less credit
+BAD_MEMORY = 64.0  # passes
+ON_TRIAL = 0.8  # of what is too much, to begin with: who had an alarm has less credit
 TRIAL = 32  # blocks, of which as much as HELD of the usual is accepted
 HELD = 0.5
 PAUSE_S, LONGEST_S = 10.0, 160.0
@@ -50,6 +50,8 @@ class Alarm(enum.Enum):
         return self in (Alarm.MALFORMED, Alarm.NOTHING_DRAFTED)
 
 
+# Share of passes without a sound block; what no healthy drafter sends is borne less often than what comes late.
+BAD = {Alarm.MALFORMED: 0.2, Alarm.NOTHING_DRAFTED: 0.5}
 _EMPTY = {
     "invalid": Alarm.MALFORMED,
     "": Alarm.NOTHING_DRAFTED,
@@ -150,7 +152,7 @@ class DrafterWatch:
         self.past, self.recent = past, BlockSums()
         self.alarm: Alarm | None = None  # None: all is well
         self._in_vain = 0.0  # first slots that were promised since one was accepted
-        self._bad = {Alarm.MALFORMED: 0.0, Alarm.NOTHING_DRAFTED: 0.0}
+        self._bad = dict.fromkeys(BAD, 0.0)
         self._until = self._began = 0.0  # of the pause, of the trial behind it
         self._trial = 0.0  # blocks that were seen in it
         self._pause_s = PAUSE_S
@@ -200,12 +202,12 @@ class DrafterWatch:
         self._until = now + max(self._pause_s, min(COST * trial_s, LONGEST_S))  # most of a trial may be idle
         self._pause_s = min(2.0 * self._pause_s, LONGEST_S)
         self.alarm, self._began, self._trial, self.recent = alarm, 0.0, 0.0, BlockSums()
-        self._bad, self._in_vain = dict.fromkeys(self._bad, ON_TRIAL), 0.0
+        self._bad, self._in_vain = {kind: ON_TRIAL * most for kind, most in BAD.items()}, 0.0
         return True
 
     def _found(self) -> Alarm | None:
         for kind, share in self._bad.items():
-            if share > BAD:
+            if share > BAD[kind]:
                 return kind
         if self._in_vain * self._usual > NONE:
             return Alarm.NOTHING_ACCEPTED

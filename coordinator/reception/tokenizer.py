@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ def find_file(target: str | None, name: str, revision: str | None) -> Path | Non
         return None
     if is_imported(target):
         target = str(imported(target))
-    if Path(target).is_dir():
+    if os.path.isdir(target):
         path = Path(target) / name
         return path if path.is_file() else None
     from huggingface_hub import hf_hub_download  # comes with `tokenizers`; most deployments name a folder

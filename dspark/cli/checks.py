@@ -129,7 +129,7 @@ def models(target: str, drafter: str, revision: str | None, *, try_it: bool = Fa
     """
     from dspark.model.config import CONFIG_NAME
     from dspark.model.config_file import read_drafter_config
-    from dspark.model.config_keys import Keys, read_json
+    from dspark.model.config_keys import read_json, text_keys
     from dspark.model.location import locate
     from dspark.model.pairing import TOKENIZER_NAME, mismatch
     from dspark.targets import folder_of, is_imported
@@ -139,8 +139,7 @@ def models(target: str, drafter: str, revision: str | None, *, try_it: bool = Fa
             yield Finding("target", Level.OK, f"{target}: becomes a folder on first use, {folder_of(target)}")
             return
         theirs = locate(target, revision=revision, weights=False)
-        settings = read_json(theirs / CONFIG_NAME)
-        keys = Keys(settings.get("text_config") or settings)
+        keys = text_keys(read_json(theirs / CONFIG_NAME))
         sizes = {key: keys.count(name) for key, name in _SIZES.items()}
     except DsparkError as error:
         yield Finding("target", Level.FAIL, str(error), "name a folder with config.json and *.safetensors, or a hub id")

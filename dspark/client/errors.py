@@ -56,6 +56,8 @@ def read_error(error: Any, endpoint: str) -> DsparkError:
         kind = InvalidRequest if code is grpc.StatusCode.INVALID_ARGUMENT else Unsupported
         name = str(field or "request")
         return kind(name, details.removeprefix(f"{name}: "))
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:  # as gRPC says it, and no overload
+        return InvalidRequest("request", details.partition(": ")[2] or details)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         hint = str(trailing.get("retry-after-ms", ""))
         return Overloaded(details, int(hint) / 1000 if hint.isdigit() else RETRY_AFTER_S)

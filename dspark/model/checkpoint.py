@@ -25,7 +25,7 @@ from dspark.errors import CheckpointError
 from dspark.fingerprint import Fingerprint
 from dspark.model.config import DrafterConfig
 from dspark.model.config_file import config_to_json, read_drafter_config
-from dspark.model.config_keys import CONFIG_NAME
+from dspark.model.config_keys import CONFIG_NAME, show
 from dspark.model.context import Projection, build_projection
 from dspark.model.families import build_drafter
 from dspark.model.family import Drafter
@@ -249,7 +249,7 @@ def load_target(
     return LoadedTarget(
         model=model,
         folder=folder,
-        stop_ids=_stop_ids(model),
+        stop_ids=_stop_ids(model, folder, int(text.vocab_size)),
         context_length=context_length(text),
         vocab_size=int(text.vocab_size),
         hidden_size=int(text.hidden_size),
@@ -269,12 +269,15 @@ def context_length(text: Any) -> int:
     return int(getattr(text, "max_position_embeddings", None) or ENDLESS)
 
 
-def _stop_ids(model: Any) -> tuple[int, ...]:
+def _stop_ids(model: Any, folder: Path, vocab_size: int) -> tuple[int, ...]:
     """The generation settings win over the model's own; either may be one id, a list or nothing."""
     for settings in (getattr(model, "generation_config", None), model.config.get_text_config()):
         stop = getattr(settings, "eos_token_id", None)
         if stop is not None:
-            return tuple(int(i) for i in stop) if isinstance(stop, list | tuple) else (int(stop),)
+            ids = list(stop) if isinstance(stop, list | tuple) else [stop]
+            if not all(type(each) is int for each in ids):
+                raise CheckpointError(f"{folder}: eos_token_id: expected ids of tokens, found {show(stop)}")
+            return tuple(each for each in ids if 0 <= each < vocab_size)  # nobody can say the others
     return ()
 
 

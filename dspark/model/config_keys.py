@@ -90,6 +90,12 @@ class Keys:
         return default if value is None else value
 
 
+def text_keys(raw: dict[str, Any]) -> Keys:
+    """Of a target's settings; those of multimodal ones nest what is said of text."""
+    nested = raw.get("text_config")
+    return Keys(nested if isinstance(nested, dict) and nested else raw)
+
+
 def positive(key: str, value: object) -> float:
     """A finite number above 0."""
     if isinstance(value, int | float) and type(value) is not bool and 0 < value <= sys.float_info.max:

@@ -21,8 +21,9 @@ from dspark.model.weights_file import TensorEntry, read_tensors
 
 MOST_LAYERS = 1024
 _IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
-INTEGERS = ("I", "U", "BOOL")  # how such formats begin
+INTEGERS = ("I", "U", "BOOL", "C")  # how such formats begin, and complex ones
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_GENERATION = "generation_config.json"
 _ADAPTER = "adapter_config.json"  # names another checkpoint, which would be loaded in its place
 
 
@@ -32,6 +33,8 @@ def check_target_config(folder: Path, entries: Mapping[str, TensorEntry]) -> Non
         raise CheckpointError(f"{folder / _ADAPTER}: adapters are not supported; merge it into its model")
     path = folder / CONFIG_NAME
     raw = read_json(path)
+    if (folder / _GENERATION).exists():
+        read_json(folder / _GENERATION)  # the library passes over one that it cannot read, and its stop ids
     nested = raw.get("text_config")
     try:
         _check_finite("", raw)

@@ -10,7 +10,7 @@ from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_drafter
 from dspark.model.config import CONFIG_NAME, DrafterConfig
 from dspark.model.config_file import read_drafter_config
-from dspark.model.config_keys import Keys, read_json
+from dspark.model.config_keys import read_json, text_keys
 from dspark.model.formats.nested import is_nested
 from dspark.model.formats.source import left_out
 from dspark.model.formats.speculators import is_speculators
@@ -49,8 +49,7 @@ def report(name: str, *, revision: str | None = None, target: str | None = None)
     }
     if target is not None:
         theirs = locate(target, weights=False)
-        settings = read_json(theirs / CONFIG_NAME)
-        keys = Keys(settings.get("text_config") or settings)  # multimodal targets nest it
+        keys = text_keys(read_json(theirs / CONFIG_NAME))
         problem = mismatch(
             shape,
             folder,

@@ -337,6 +337,11 @@ def test_nobody_listening_is_unavailable() -> None:
         client.complete([1], max_tokens=1, timeout=5)
 
 
+def test_what_is_larger_than_any_message_is_no_overload(service: tuple[Counter, str]) -> None:
+    with Client(service[1]) as client, pytest.raises(InvalidRequest, match=r"request: .*larger than max \([0-9]+ vs"):
+        client.complete("x" * (5 << 20))
+
+
 def test_what_the_wire_cannot_carry_is_refused_before_the_call() -> None:
     with Client("127.0.0.1:9") as client:
         with pytest.raises(InvalidRequest, match="rule"):

@@ -11,7 +11,9 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from coordinator.http.template import ChatTemplate, find_template
+from coordinator.reception.tokenizer import find_file
 from dspark.errors import ConfigError, InvalidRequest
+from dspark.token_bytes import CONFIG, special_tokens
 
 # As published models write theirs, shortened.
 CHATML = """{%- if messages[0].role == 'system' %}
@@ -111,10 +113,28 @@ def test_nothing_outside_is_reached_and_no_failure_escapes(source: str) -> None:
     assert said in ([], [""])
 
 
-def test_what_is_no_template_is_refused_at_the_start(tmp_path: Path) -> None:
-    (tmp_path / "chat_template.jinja").write_text("{% for %}", encoding="utf-8")
-    with pytest.raises(ConfigError, match="chat template is not valid"):
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("chat_template.jinja", b"{% for %}", "chat template is not valid"),
+        ("chat_template.jinja", b"{{ " + b"(" * 5000 + b"1" + b")" * 5000 + b" }}", "chat template is not valid"),
+        ("chat_template.jinja", b"\xff", r"chat_template\.jinja cannot be read"),
+        ("tokenizer_config.json", b"[" * 100_000, r"tokenizer_config\.json cannot be read"),
+    ],
+    ids=["a loop over nothing", "too deep", "another encoding", "settings too deep"],
+)
+def test_what_is_no_template_is_refused_at_the_start(tmp_path: Path, name: str, content: bytes, named: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=named):
         find_template(str(tmp_path), None)
+    if name == CONFIG:
+        with pytest.raises(ConfigError, match=named):
+            special_tokens(tmp_path / name)
+
+
+def test_a_name_too_long_for_a_file_is_one_of_no_target() -> None:
+    with pytest.raises(ConfigError, match="target: aaa"):
+        find_file("a" * 300, "tokenizer.json", None)
 
 
 @pytest.mark.parametrize("written", ["file", "text", "list"])

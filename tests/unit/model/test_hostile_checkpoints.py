@@ -13,6 +13,7 @@ import pytest
 
 from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_drafter, load_projection, load_target
+from dspark.model.config_keys import text_keys
 from dspark.model.weights_file import read_directory
 from tests.unit.model.golden import DATA
 
@@ -110,6 +111,27 @@ def test_files_beside_the_weights_are_refused_by_name(drafter: Path, name: str, 
     (drafter / name).write_text(text)
     with pytest.raises(CheckpointError, match=rf"{name}: .*{named}"):
         load_drafter(drafter)
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ('{"eos_token_id": "</s>"}', 'eos_token_id: expected ids of tokens, found "</s>"'),
+        ('{"eos_token_id": [[1]]}', "eos_token_id: expected ids of tokens"),
+        ('{"eos_token_id": 1e999}', "eos_token_id: expected ids of tokens"),
+        ('{"eos_token_id": [2, ', r"generation_config\.json: not readable as JSON"),
+    ],
+)
+def test_stop_ids_that_are_none_are_refused_by_name(target: Path, said: str, named: str) -> None:
+    (target / "generation_config.json").write_text(said)
+    with pytest.raises(CheckpointError, match=named):
+        load_target(target)
+
+
+def test_stop_ids_are_those_of_the_vocabulary_and_settings_of_text_those_that_say_something(target: Path) -> None:
+    (target / "generation_config.json").write_text('{"eos_token_id": [2, 128, -1]}')
+    assert load_target(target).stop_ids == (2,)
+    assert text_keys({"text_config": [1], "hidden_size": 5}).count("hidden_size") == 5
 
 
 def test_code_beside_a_target_is_not_run(target: Path, tmp_path: Path) -> None:

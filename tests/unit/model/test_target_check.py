@@ -31,6 +31,7 @@ def test_a_sound_target_passes(entries: dict[str, TensorEntry]) -> None:
     [
         ({"shape": (7,)}, rf"mismatched keys: {NORM} \[7\] instead of"),
         ({"dtype": "I32"}, f"not floating point: {NORM} I32"),
+        ({"dtype": "C64"}, f"not floating point: {NORM} C64"),
         ({"dtype": "BOOL"}, f"not floating point: {NORM} BOOL"),
     ],
 )

@@ -82,6 +82,7 @@ def test_honest_blocks_raise_no_alarm(sequences: int) -> None:
         ([block(0, 0, (0.0,) * 7)], Alarm.NOTHING_ACCEPTED),
         ([empty("invalid")], Alarm.MALFORMED),
         ([empty("invalid"), empty("invalid"), block(2)], Alarm.MALFORMED),
+        ([empty("invalid"), block(2), block(2)], Alarm.MALFORMED),
         ([empty("")], Alarm.NOTHING_DRAFTED),
         ([empty("drafter late")], Alarm.NOTHING_DRAFTED),
     ],
@@ -110,9 +111,9 @@ def test_a_hiccup_is_none_and_neither_is_a_block_now_and_then() -> None:
     drafter.until_alarm(None, 300)
     assert drafter.until_alarm([empty("late")], 25) == 25  # half a second of these rounds
     for _ in range(200):
-        drafter.run([empty("invalid")])
-        drafter.run(drafter.honest())
-        drafter.run(drafter.honest())
+        drafter.run([empty("late")])
+        for each in ("invalid", "", "", "", "", "", "", ""):
+            drafter.run([empty(each)] if each else drafter.honest())
     assert drafter.watch.alarm is None
 
 
