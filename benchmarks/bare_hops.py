@@ -1,8 +1,7 @@
 """Two hops and nothing else: one process orders blocks of another one, with the messages of real rounds.
 
 The floor under `benchmarks.two_hops`: blocking gRPC, the project's own columns built and read, passes of the same pace.
-No state, no checks, no engine, nobody to report to. Or, with `decided`, the state of rounds besides: the orders are
-those of `RoundLoop`, which is told of every block and of every pass. Still no engine and no row that anybody keeps.
+No state, no checks, no engine, nobody to report to.
 """
 
 from __future__ import annotations
@@ -11,34 +10,18 @@ import queue
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import numpy as np
 
-from dspark.rounds.events import (
-    Acknowledged,
-    Admit,
-    BlocksCame,
-    Drawn,
-    OrderRow,
-    PassEnded,
-    Prefilled,
-    Report,
-    RunPass,
-    SendOrder,
-    Told,
-)
-from dspark.rounds.loop import RoundLoop
-from dspark.rounds.orders import Waits
-from dspark.rounds.plan import Plan, PlanKind, Terms
+from dspark.rounds.events import OrderRow
 from dspark.runtime.channel import sync_channel
 from dspark.runtime.process import keep_freed_memory
 from dspark.synthetic.pace import Pace
 from dspark.wire import orders
-from dspark.wire.blocks import read_blocks
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 
 SLOTS, ENTRIES = 7, 64  # of a sequence and round
@@ -61,7 +44,7 @@ class BareDrafter(draft_pb2_grpc.DraftServicer):
                 missing -= _rows(command.rows.features)
             if order is not None and not missing:
                 _pass(self._draft_s)
-                yield draft_pb2.RoundsEvent(blocks=_blocks(order.number, order.committed_lens))
+                yield draft_pb2.RoundsEvent(blocks=_blocks(order.number, len(order.sequences)))
 
 
 def _pass(seconds: float) -> None:
@@ -73,8 +56,7 @@ def _rows(features: types_pb2.TensorChunk) -> int:
     return len(np.frombuffer(features.data, "<u2").reshape(features.shape[0], -1))
 
 
-def _blocks(number: int, committed_lens: Sequence[int]) -> draft_pb2.Blocks:
-    sequences = len(committed_lens)
+def _blocks(number: int, sequences: int) -> draft_pb2.Blocks:
     slots = sequences * SLOTS
     ids = np.arange(slots * ENTRIES, dtype="<u4") % VOCABULARY
     probs = np.full(slots * ENTRIES, 1.0 / ENTRIES, "<f4")
@@ -87,101 +69,41 @@ def _blocks(number: int, committed_lens: Sequence[int]) -> draft_pb2.Blocks:
         q_ids=ids.tobytes(),
         q_probs=probs.tobytes(),
         empty_reasons=["EMPTY_REASON_UNSPECIFIED"] * sequences,
-        watermarks=[length - 1 for length in committed_lens],
+        watermarks=[100] * sequences,
     )
 
 
-Ordered = tuple[int, Sequence[OrderRow], list[int]]  # number, sequences, feature rows of each
-
-
-class Same:
-    """The same order again and again."""
-
-    def __init__(self, counts: list[int]) -> None:
-        self._number, self._counts = 0, counts
-        self._asked = [OrderRow(row, 0, 1, 101, 5, SLOTS, 100 - own) for row, own in enumerate(counts)]
-
-    def order(self) -> Ordered:
-        self._number += 1
-        return self._number, self._asked, self._counts
-
-    def came(self, blocks: draft_pb2.Blocks) -> None:
-        np.array(blocks.token_ids[:]), np.array(blocks.confidence[:])
-        np.frombuffer(blocks.q_ids, "<u4"), np.frombuffer(blocks.q_probs, "<f4")
-
-
-class Decided:
-    """Orders of `RoundLoop`, as it is told of blocks and of passes that commit as much every time."""
-
-    def __init__(self, counts: list[int]) -> None:
-        self._rounds = RoundLoop(_Roomy(), Waits(deadline_s=60.0))
-        self._drawn = [Drawn((5,) * count) for count in counts]
-        sequences = range(1, len(counts) + 1)
-        self._told: list[Told | Plan] = [Plan(1, Terms(PlanKind.FIXED, SLOTS))]
-        self._told += [Admit(sequence, 0, 2, 1 << 30, frozenset(), 1) for sequence in sequences]
-        self._told += [Prefilled(sequence, 0, 5) for sequence in sequences]
-        self._heard: list[Told | Plan] = []  # from who stands for the coordinator: of the reports before
-
-    def order(self) -> Ordered:
-        asked: Ordered = (0, (), [])
-        heard = self._heard
-        self._heard = []
-        for action in self._rounds.feed_all([*heard, *self._told], time.monotonic()):
-            if isinstance(action, Report):
-                self._heard += [Acknowledged(each.sequence, each.epoch, each.round) for each in action.rounds]
-            elif isinstance(action, SendOrder):
-                counts = [row.committed_len - 1 - row.first_row for row in action.rows]
-                asked = action.order, action.rows, counts
-        return asked
-
-    def came(self, blocks: draft_pb2.Blocks) -> None:
-        read = read_blocks(len(self._drawn), blocks, VOCABULARY)
-        told = BlocksCame(blocks.order, read.confidences(), read.watermarks)
-        (run,) = (each for each in self._rounds.feed(told, time.monotonic()) if isinstance(each, RunPass))
-        self._told = [PassEnded(run.number, self._drawn)]
-
-
-class _Roomy:
-    """Keeps `KVCache`: there is room for everything."""
-
-    def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
-        return slots
-
-    def free(self, sequence: int, epoch: int) -> None:
-        pass
-
-
-def measure(
-    sequences: int, width: int, rows: int, verify_s: float, draft_s: float, seconds: float, *, decided: bool = False
-) -> list[float]:
+def measure(sequences: int, width: int, rows: int, verify_s: float, draft_s: float, seconds: float) -> list[float]:
     """Seconds of each round. rows: what is committed of all sequences in one, and sent."""
     keep_freed_memory()  # as workers do
     command = [sys.executable, "-m", "benchmarks.bare_hops", str(draft_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            counts = [rows // sequences + (row < rows % sequences) for row in range(sequences)]
-            kind = Decided if decided else Same
-            return _measure(process.stdout.readline().strip(), kind(counts), width, verify_s, seconds)
+            return _measure(process.stdout.readline().strip(), sequences, width, rows, verify_s, seconds)
         finally:
             process.kill()
 
 
-def _measure(endpoint: str, rounds_of: Same | Decided, width: int, verify_s: float, seconds: float) -> list[float]:
+def _measure(endpoint: str, sequences: int, width: int, rows: int, verify_s: float, seconds: float) -> list[float]:
     unsent: queue.SimpleQueue[Any] = queue.SimpleQueue()
     rounds: list[float] = []
     with sync_channel(endpoint) as channel:
         call = draft_pb2_grpc.DraftStub(channel).Rounds(iter(unsent.get, None))  # type: ignore[no-untyped-call]
-        began = time.perf_counter()
+        counts = [rows // sequences + (row < rows % sequences) for row in range(sequences)]
+        asked = [OrderRow(row, 0, 1, 101, 5, SLOTS, 100 - own) for row, own in enumerate(counts)]
+        ids = [5] * rows
+        began, number = time.perf_counter(), 0
         until = began + seconds
         while began < until:
-            number, asked, counts = rounds_of.order()
-            rows = sum(counts)
+            number += 1
             data = np.zeros((rows, width), "<u2").tobytes()
             packed = orders.PackedRows("bfloat16", rows, width, data)
-            for message in orders.write_order(number, asked, counts, [5] * rows, packed):
+            for message in orders.write_order(number, asked, counts, ids, packed):
                 unsent.put(message)
-            rounds_of.came(next(call).blocks)
+            blocks = next(call).blocks
+            np.array(blocks.token_ids[:]), np.array(blocks.confidence[:])
+            np.frombuffer(blocks.q_ids, "<u4"), np.frombuffer(blocks.q_probs, "<f4")
             _pass(verify_s)
             now = time.perf_counter()
             rounds.append(now - began)

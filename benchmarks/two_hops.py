@@ -65,7 +65,6 @@ class Measured:
     step_s: float  # from one verification to the next, median of the repeats' means
     rows: float  # feature rows of a round
     bare_s: float = 0.0  # a round of bare streams, median; 0 where there is none
-    decided_s: float = 0.0  # the same with the state of rounds, see `bare_hops`
 
     @property
     def overhead(self) -> float:
@@ -74,10 +73,8 @@ class Measured:
 
     @property
     def times_bare(self) -> float:
-        return self._beside(self.round_s) / self._beside(self.bare_s) if self.bare_s else 0.0
-
-    def _beside(self, round_s: float) -> float:
-        return round_s - self.setting.passes_s
+        passes = self.setting.passes_s
+        return (self.round_s - passes) / (self.bare_s - passes) if self.bare_s else 0.0
 
     @property
     def busy(self) -> float:
@@ -86,24 +83,19 @@ class Measured:
 
     def shown(self) -> dict[str, float]:
         """For a row."""
+        passes = self.setting.passes_s
         shown = {"verifier_busy": round(self.busy, 3)}
         if self.setting.cohorts == 1:
-            shown |= {"beside_ms": round(1e3 * self._beside(self.round_s), 2), "overhead": round(self.overhead, 4)}
+            shown |= {"beside_ms": round(1e3 * (self.round_s - passes), 2), "overhead": round(self.overhead, 4)}
         if self.bare_s:
-            decided = self._beside(self.decided_s)
-            bare = {"bare_ms": round(1e3 * self._beside(self.bare_s), 2), "times_bare": round(self.times_bare, 2)}
-            state = {
-                "state_ms": round(1e3 * decided, 2),
-                "state_times_bare": round(decided / self._beside(self.bare_s), 2),
-            }
-            share = round(1.0 - self.setting.passes_s / self.bare_s, 4)
-            shown |= {**bare, **state, "bare_overhead": share, "rows": round(self.rows)}
+            bare = {"bare_ms": round(1e3 * (self.bare_s - passes), 2), "times_bare": round(self.times_bare, 2)}
+            shown |= {**bare, "bare_overhead": round(1.0 - passes / self.bare_s, 4), "rows": round(self.rows)}
         return shown
 
 
 def measure(setting: RoundSetting, repeats: int, seconds: float) -> Measured:
     """So many windows of rounds, and as many of bare streams behind each of them."""
-    two, bare, decided, steps, rows = list[float](), list[float](), list[float](), list[float](), list[float]()
+    two, bare, steps, rows = list[float](), list[float](), list[float](), list[float]()
     with tempfile.TemporaryDirectory() as folder:
         pair = _pair(Path(folder), setting)
         with SyntheticWorkers(pair, room=2 * setting.sequences) as workers:
@@ -115,14 +107,12 @@ def measure(setting: RoundSetting, repeats: int, seconds: float) -> Measured:
                 if setting.compared:
                     payload = setting.sequences, setting.width, round(each)
                     bare += bare_hops.measure(*payload, setting.verify_s, setting.draft_s, seconds)
-                    decided += bare_hops.measure(*payload, setting.verify_s, setting.draft_s, seconds, decided=True)
     made = Measured(
         setting,
         statistics.median(two),
         statistics.median(steps),
         statistics.mean(rows),
         statistics.median(bare) if bare else 0.0,
-        statistics.median(decided) if decided else 0.0,
     )
     note(f"{setting}: {made.shown()}, steps of {[round(1e3 * step, 2) for step in steps]} ms")
     return made
