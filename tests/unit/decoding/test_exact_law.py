@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from enumeration import (
     KINDS,
     BlockRounds,
     Machine,
+    Prefix,
     TokenRounds,
     Tokens,
     build,
@@ -54,6 +56,16 @@ CELLS = [
 ]
 
 
+def counting(prefix: Prefix, lengths: Counter[int]) -> Prefix:
+    """The same, and how often it chose each length."""
+
+    def counted(*seen: Any) -> int:
+        lengths[verified := prefix(*seen)] += 1
+        return verified
+
+    return counted
+
+
 @pytest.mark.parametrize(("policy", "rule", "kind"), CELLS)
 def test_output_distribution_equals_target(policy: str, rule: str, kind: str) -> None:
     lengths: Counter[int] = Counter()
@@ -62,13 +74,8 @@ def test_output_distribution_equals_target(policy: str, rule: str, kind: str) ->
         world = random_world(kind, seed)
         rng = np.random.default_rng((seed, 1))
         prefix = real_plan(policy_of(policy, rng), world, rng)
-
-        def counted(*seen, prefix=prefix):  # type: ignore[no-untyped-def]
-            lengths[verified := prefix(*seen)] += 1
-            return verified
-
         price = older_price(world, rng) if "older" in policy else None
-        law = emitted(world, Machine(counted, price=price, rounds=RULES[rule]))
+        law = emitted(world, Machine(counting(prefix, lengths), price=price, rounds=RULES[rule]))
         assert sum(law.values()) == pytest.approx(1.0, abs=1e-12)
         worst = max(worst, variation(law, exact(world)))
     assert worst <= BOUND
@@ -87,13 +94,8 @@ def test_coupled_output_distribution_equals_target(policy: str) -> None:
         rng = np.random.default_rng((seed, 4))
         world = dyadic_world(rng)
         prefix = real_plan(policy_of(policy, rng), world, rng)
-
-        def counted(*seen, prefix=prefix):  # type: ignore[no-untyped-def]
-            lengths[verified := prefix(*seen)] += 1
-            return verified
-
         price = older_price(world, rng) if "older" in policy else None
-        assert variation(coupled_law(world, Machine(counted, price=price), 8), exact(world)) <= BOUND
+        assert variation(coupled_law(world, Machine(counting(prefix, lengths), price=price), 8), exact(world)) <= BOUND
     assert policy == "fixed" or {0, 1, 2, 3} <= set(lengths)
 
 

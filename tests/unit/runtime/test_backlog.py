@@ -16,30 +16,17 @@ def backlog(monkeypatch: pytest.MonkeyPatch) -> Backlog:
     return Backlog()
 
 
-def test_messages_are_counted_until_they_are_seen(backlog: Backlog) -> None:
-    backlog.read(1)
-    backlog.read(1)
-    backlog.read(1)
-    with pytest.raises(Overloaded, match="3 messages of 3 bytes"):
+@pytest.mark.parametrize(
+    ("sizes", "seen", "told"),
+    [([1, 1, 1], 1, "3 messages of 3 bytes"), ([60, 40], 60, "2 messages of 100 bytes"), ([1000], 1000, "")],
+    ids=["messages", "bytes", "one alone may be larger"],
+)
+def test_what_was_read_is_counted_until_it_is_seen(backlog: Backlog, sizes: list[int], seen: int, told: str) -> None:
+    for size in sizes:
+        backlog.read(size)
+    with pytest.raises(Overloaded, match=told):
         backlog.read(1)
-    backlog.seen(1)
-    backlog.read(1)
-
-
-def test_bytes_are_counted_until_they_are_seen(backlog: Backlog) -> None:
-    backlog.read(60)
-    backlog.read(40)
+    backlog.seen(seen)
+    backlog.read(min(seen, 60))
     with pytest.raises(Overloaded):
-        backlog.read(1)
-    backlog.seen(60)
-    backlog.read(60)
-    with pytest.raises(Overloaded):
-        backlog.read(1)
-
-
-def test_a_message_alone_may_be_larger(backlog: Backlog) -> None:
-    backlog.read(1000)
-    with pytest.raises(Overloaded):
-        backlog.read(1)
-    backlog.seen(1000)
-    backlog.read(1)
+        backlog.read(100)
