@@ -93,14 +93,21 @@ async def test_a_cell_whose_drafter_does_not_come_is_ready_without(golden_target
         await until(lambda: coordinator.membership.ready)
 
 
-async def test_a_verifier_whose_first_requests_fail_is_not_taken_in(
-    golden_target: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Unwarmed("there is no page for it"), "its first requests failed: there is no page for it"),
+        (ZeroDivisionError("a bug"), "is not understood"),
+    ],
+)
+async def test_a_verifier_whose_first_requests_fail_is_not_taken_in_until_they_do_not(
+    golden_target: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
 ) -> None:
     real, fails = membership.warm, True
 
     async def warm(verifier: VerifierClient, drafters: Sequence[DrafterPort], **options: Any) -> None:
         if fails:
-            raise Unwarmed("there is no page for it")
+            raise error
         await real(verifier, drafters, **options)
 
     monkeypatch.setattr(membership, "warm", warm)
@@ -108,29 +115,14 @@ async def test_a_verifier_whose_first_requests_fail_is_not_taken_in(
         verifier(golden_target, None) as v,
         workers.coordinator(verify=(v.endpoint,), warm_up_s=LONG_S, flap_limit=0) as coordinator,
     ):
+        (worker,) = coordinator.membership.workers
+        await until(lambda: said in worker.detail)
+        assert not worker.connected
         assert not coordinator.membership.lanes
         assert not coordinator.membership.ready
-        (worker,) = coordinator.membership.workers
-        assert "its first requests failed: there is no page for it" in worker.detail
         fails = False
         await until(lambda: coordinator.membership.ready)
         assert (await _states(coordinator.endpoint))["verify/0"] == "serving"
-
-
-async def test_a_bug_in_the_first_requests_leaves_no_stream_behind(
-    golden_target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def warm(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError("a bug")
-
-    monkeypatch.setattr(membership, "warm", warm)
-    async with (
-        verifier(golden_target, None) as v,
-        workers.coordinator(verify=(v.endpoint,), warm_up_s=LONG_S, flap_limit=0) as coordinator,
-    ):
-        (worker,) = coordinator.membership.workers
-        await until(lambda: "is not understood" in worker.detail)
-        assert not worker.connected
 
 
 class _Odd(verify_pb2_grpc.VerifyServicer):

@@ -6,7 +6,6 @@ those of every schedule, drafter and hand-over.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -177,15 +176,3 @@ async def test_a_prefix_that_was_seen_is_spared_with_its_rows(cell: Cell) -> Non
         assert metrics.value("prefix_cache_queries_total") == 2 * len(prompt)
         assert tokens == truth(prompt, GREEDY, 40)
         assert any(each.verified for each in second.rounds), "its rows came from the cache"
-
-
-async def test_a_verifier_runs_no_further_ahead_than_the_window(cell: Cell) -> None:
-    (prompt,) = prompts(1, cell.verifier.engine.target.vocab_size)
-    for window in (0, 2):
-        async with conducting(cell.verifier, planned(PlanKind.OFF, 0, window=window)) as conductor:
-            conductor.holds_back = True
-            answer = conductor.ask(prompt, GREEDY, 30)
-            await until(lambda: len(answer.tokens) > window)  # noqa: B023
-            await asyncio.sleep(0.1)
-            assert len(answer.tokens) == window + 1, "the prefill's token, and as many rounds as the window has"
-        await freed(cell)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from dspark.client import AsyncClient, Completion
-from dspark.client.errors import Unavailable
 from tests.services.cell import Cell
 
 OPTIONS: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "policy": "fixed:3", "timeout": 60.0}
@@ -44,20 +42,3 @@ async def test_answers_go_on_word_for_word(cell: Cell, name: str) -> None:
             assert [token for token, _ in told.top] == [token for token, _ in other.top]
             assert told.logprob == pytest.approx(other.logprob, abs=1e-4)
     assert coordinator.metrics.value("handovers_total", reason="lost") >= 1
-
-
-async def test_the_last_one_lost_ends_answers_with_their_offset_after_a_bounded_wait(cell: Cell) -> None:
-    coordinator = await cell.whole(verifier_wait_s=0.3)
-    async with AsyncClient(coordinator.endpoint) as client:
-        stream = client.generate([5, 9, 17], temperature=0.0, **OPTIONS)
-        held = len((await anext(stream)).token_ids)
-        await lose(cell)
-
-        async def to_the_end() -> None:
-            nonlocal held
-            async for event in stream:
-                held += len(event.token_ids)
-
-        with pytest.raises(Unavailable) as caught:
-            await asyncio.wait_for(to_the_end(), 10.0)
-        assert f"the answer stands at offset {held}" in str(caught.value)

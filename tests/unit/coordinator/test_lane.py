@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -758,17 +757,6 @@ async def test_a_prompt_is_run_under_its_own_salt_wherever_it_goes() -> None:
         assert salts == {1: "one", 2: "", 3: "two"}
 
 
-@virtual
-async def test_without_a_cost_curve_a_gauge_says_so_and_everything_is_verified() -> None:
-    cell = RoundsCell()
-    port = cell.port.port
-    port.facts = replace(port.facts, cost=None)
-    lane = cell.add_verifier()
-    lane.facts = replace(lane.facts, cost=None)
-    cell.lose_verifier()
-    assert cell.metrics.value("cost_curve_in_force", lane=lane.facts.name) == 1
-
-
 # Who waits, and for whom.
 
 
@@ -1040,14 +1028,3 @@ async def test_weights_of_requests_reach_the_terms_of_their_blocks() -> None:
         if isinstance(each, Plan) and each.terms.kind is PlanKind.PRICE
     }
     assert any(second == pytest.approx(3.0 * first) for first, second in weights)
-
-
-@virtual
-async def test_two_cohorts_take_turns_when_told_to() -> None:
-    cell = RoundsCell(waits=Conduct(cohorts=2))
-    states = [cell.ask((seed, 3), max_tokens=60, policy="fixed:3") for seed in range(6)]
-    await cell.finish(*states)
-    assert [await read(state) for state in states] == [answer_of((seed, 3), 60) for seed in range(6)]
-    passes = [each.report.rounds for each in cell.port.said if isinstance(each, PassReport) and each.report.number]
-    together = [{row.sequence & 1 for row in rounds} for rounds in passes]
-    assert sum(len(parities) == 1 for parities in together) > len(passes) / 2
