@@ -14,7 +14,6 @@ from faults.oracle import plain_greedy
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from workers import until
 
-from dspark.runtime.channel import auth_metadata
 from dspark.wire.v1 import control_pb2, control_pb2_grpc, generate_pb2, generate_pb2_grpc
 from tests.services.cell import Cell
 
@@ -120,21 +119,6 @@ async def test_status_shows_the_whole_cell(cell: Cell) -> None:
     info = await stub_of(cell, coordinator).GetModelInfo(generate_pb2.GetModelInfoRequest(), timeout=5)
     assert (info.vocab_size, info.context_length, info.block_size, info.has_tokenizer) == (128, 512, 7, False)
     assert list(info.stop_token_ids) == [1]
-
-
-async def test_announcing_needs_the_workers_token(cell: Cell, tmp_path: Path) -> None:
-    secret = tmp_path / "token"
-    secret.write_text("a-long-enough-secret")
-    verifier = await cell.verifier(token_file=str(secret))
-    coordinator = await cell.coordinator([verifier], token_file=str(secret))
-    control = control_of(cell, coordinator)
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await control.Announce(control_pb2.AnnounceRequest(), timeout=5)
-    assert failed.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    allowed = auth_metadata("a-long-enough-secret")
-    status = await control.GetStatus(control_pb2.GetStatusRequest(), timeout=5, metadata=allowed)
-    assert [each.state for each in status.processes] == ["serving", "serving"]
-    assert len((await answer(stub_of(cell, coordinator), request((5, 6)))).tokens) == 24  # clients need none
 
 
 async def test_draining_flips_health_first_and_lets_streams_finish(cell: Cell, golden_target: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +12,6 @@ from coordinator.watching.endings import Endings
 from dspark.cli.main import main
 from dspark.cli.status import line, shape
 from dspark.client import AsyncClient, Client, InvalidRequest, LaneStatus, RoundExplanation
-from dspark.errors import Denied
-from dspark.runtime.identity import write_token
 from dspark.runtime.telemetry import Metrics
 from tests.services.http_cell import HttpCell, synthetic_pair, until
 
@@ -122,14 +119,3 @@ def test_only_so_many_ended_answers_are_kept(cell: HttpCell) -> None:
 def test_a_request_that_does_not_run_is_not_explained(cell: HttpCell) -> None:
     with Client(cell.coordinator.endpoint) as client, pytest.raises(InvalidRequest, match="request_id"):
         list(client.explain("nobody", timeout=10.0))
-
-
-def test_only_operators_may_ask(tmp_path: Path) -> None:
-    _, operator, tenant = (write_token(tmp_path / name) for name in ("worker", "operator", "client"))
-    files = {f"{role}_token_file": str(tmp_path / role) for role in ("operator", "client")}
-    with HttpCell(workers=False, http=None, token_file=str(tmp_path / "worker"), **files) as guarded:
-        endpoint = guarded.coordinator.endpoint
-        with Client(endpoint, token=tenant) as client, pytest.raises(Denied):
-            list(client.explain("mine", timeout=10.0))
-        with Client(endpoint, token=operator) as client, pytest.raises(InvalidRequest, match="request_id"):
-            list(client.explain("mine", timeout=10.0))

@@ -225,20 +225,6 @@ async def test_a_drafter_that_comes_late_is_filled_by_sending_again(tmp_path: Pa
             assert list(completion.token_ids) == _plain(target, [prompt], 400)[0]
 
 
-async def test_without_a_drafter_the_cell_decodes_plainly() -> None:
-    prompts = _prompts(3)
-    async with (
-        verifier(TARGET, None) as v,
-        workers.coordinator(verify=(v.endpoint,)) as coordinator,
-        AsyncClient(coordinator.endpoint) as client,
-    ):
-        completions = [
-            await client.complete(each, timeout=60.0, max_tokens=20, temperature=0.0, ignore_eos=True)
-            for each in prompts
-        ]
-    assert [list(each.token_ids) for each in completions] == _plain(TARGET, prompts, 20)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
