@@ -19,19 +19,18 @@ from typing import Any
 import pytest
 import torch
 import workers
+from faults.oracle import plain_greedy
 from safetensors.torch import load_file
-from transformers import DynamicCache
 from workers import drafter, until, verifier
 
 from coordinator.workers.worker import Address, WorkerRole
 from dspark.client import AsyncClient
 from dspark.errors import CheckpointError
-from dspark.model.checkpoint import load_target, save_drafter
+from dspark.model.checkpoint import save_drafter
 from dspark.model.config import DrafterConfig, Kind
 from dspark.model.config_file import read_drafter_config
 from dspark.model.families import fresh_drafter
 from dspark.model.formats.convert import to_speculators
-from dspark.model.target import cache_argument
 from tests.architectures import deepseek_v4
 from tests.released.weights import write_thin
 
@@ -147,20 +146,6 @@ def _prompts(count: int, longest: int = 40) -> list[list[int]]:
     return [[rng.randrange(2, 120) for _ in range(rng.randrange(1, longest))] for _ in range(count)]
 
 
-@torch.inference_mode()
-def _plain(target: Path, prompts: list[list[int]], count: int) -> list[list[int]]:
-    """Greedy decoding by the library alone."""
-    model, answers = load_target(target).model, []
-    for prompt in prompts:
-        ids, held = torch.tensor([prompt]), {cache_argument(model): DynamicCache(config=model.config)}
-        answer: list[int] = []
-        while len(answer) < count:
-            answer.append(int(model(input_ids=ids, use_cache=True, **held).logits[0, -1].argmax()))
-            ids = torch.tensor([answer[-1:]])
-        answers.append(answer)
-    return answers
-
-
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow, WITHOUT]) if n in REFERENCE else n for n in MADE]
 )
@@ -168,7 +153,7 @@ async def test_answers_are_those_of_plain_decoding(tmp_path: Path, name: str) ->
     target, made = MADE[name](tmp_path)
     prompts = [*_prompts(3), [9]]
     async with _cell(target, made) as cell:
-        plain = _plain(target, prompts, 24)
+        plain = plain_greedy(target, prompts, 24)
         for policy in ("fixed:4", "adaptive"):
             assert await cell.answers(prompts, 24, temperature=0.0, policy=policy) == plain
         assert cell.counted("draft") > 0
@@ -222,7 +207,7 @@ async def test_a_drafter_that_comes_late_is_filled_by_sending_again(tmp_path: Pa
             completion = await running
             assert metrics.value("resends_total", reason="attached") == 1
             assert metrics.value("spec_decode_num_draft_tokens_total") > before
-            assert list(completion.token_ids) == _plain(target, [prompt], 400)[0]
+            assert list(completion.token_ids) == plain_greedy(target, [prompt], 400)[0]
 
 
 @pytest.mark.parametrize(
@@ -292,5 +277,5 @@ async def test_released_shapes_made_thin_serve_a_matching_target(tmp_path: Path,
     prompts = _prompts(2, 20)
     async with _cell(target, made) as cell:
         for policy in ("fixed:7", "adaptive"):
-            assert await cell.answers(prompts, 12, temperature=0.0, policy=policy) == _plain(target, prompts, 12)
+            assert await cell.answers(prompts, 12, temperature=0.0, policy=policy) == plain_greedy(target, prompts, 12)
         assert cell.counted("draft") > 0
