@@ -102,8 +102,8 @@ LOADING = [
         ),
         (
             "of several stop tokens the first counts",
-            "return tuple(int(i) for i in stop) if isinstance(stop, list | tuple)",
-            "return (int(stop[0]),) if isinstance(stop, list | tuple)",
+            "ids = list(stop) if isinstance(stop, list | tuple)",
+            "ids = [stop[0]] if isinstance(stop, list | tuple)",
             TARGET,
         ),
     ),
