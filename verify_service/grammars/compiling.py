@@ -32,6 +32,7 @@ from typing import Any
 from dspark.token_bytes import read_token_bytes
 from dspark.types import Constraint, ConstraintKind
 from verify_service.grammars.endless import ends
+from verify_service.grammars.expressions import inside, warm, whole
 from verify_service.grammars.matcher import SLOW_S
 from verify_service.grammars.mending import coded, mended
 from verify_service.grammars.readings import MOST, ways
@@ -69,6 +70,7 @@ def main(arguments: list[str]) -> None:
     _import_compiler()
     requests = socket.socket(fileno=int(fd))
     compiler = make_compiler(Path(folder), int(vocab_size), json.loads(stops))
+    warm()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how children ended
     while True:
         message, sockets, _, _ = socket.recv_fds(requests, 1, 1)
@@ -168,15 +170,15 @@ def _written(constraint: Constraint) -> Iterator[str]:
     grammars: Iterable[str] = ()
     match constraint.kind:
         case ConstraintKind.REGEX:
-            regexes = [_within_lines(constraint.text)]
+            regexes = [whole(constraint.text)]
         case ConstraintKind.GRAMMAR:
             grammars = [constraint.text]
         case ConstraintKind.JSON_SCHEMA:
             regexes = patterns_of(json.loads(constraint.text))
         case ConstraintKind.STRUCTURAL_TAG:
-            form = _with_lines(json.loads(constraint.text))
+            form = _with_whole(json.loads(constraint.text))
             regexes, grammars = patterns_of(form), grammars_of(form)
-    for make, texts in ((xgrammar.Grammar.from_regex, regexes), (xgrammar.Grammar.from_ebnf, grammars)):
+    for make, texts in ((_of_expression, regexes), (xgrammar.Grammar.from_ebnf, grammars)):
         for text in texts:
             with contextlib.suppress(Exception):
                 yield make(text).serialize_json()
@@ -239,44 +241,33 @@ def compiled(compiler: Any, constraint: Constraint) -> Any:
         case ConstraintKind.JSON_OBJECT:
             made = xgrammar.Grammar.from_json_schema('{"type":"object"}', strict_mode=False, max_whitespace_cnt=SPACES)
         case ConstraintKind.REGEX:
-            made = xgrammar.Grammar.from_regex(_within_lines(text))
+            made = xgrammar.Grammar.from_regex(whole(text))
         case ConstraintKind.GRAMMAR:
             made = xgrammar.Grammar.from_ebnf(text)
         case ConstraintKind.CHOICE:
             made = xgrammar.Grammar.from_ebnf("root ::= " + " | ".join(map(_string, json.loads(text))))
         case ConstraintKind.STRUCTURAL_TAG:
-            tag = _with_lines(json.loads(text))
+            tag = _with_whole(json.loads(text))
             for part in parts_of(tag, schemas=False):
                 if "json_schema" in part:
                     part["json_schema"] = coded(rewritten(part["json_schema"]))
             made = xgrammar.Grammar.from_structural_tag(json.dumps(tag))
-    written = mended(made.serialize_json(), _of_expression)
+    written = mended(made.serialize_json(), lambda expression: _of_expression(expression).serialize_json())
     return compiler.compile_grammar(xgrammar.Grammar.deserialize_json(written))
 
 
-def _of_expression(expression: str) -> str:
-    """The grammar of a regular expression."""
+def _of_expression(expression: str) -> Any:
+    """The grammar of a regular expression inside a schema."""
     import xgrammar
 
-    made: str = xgrammar.Grammar.from_regex(_within_lines(expression)).serialize_json()
-    return made
+    return xgrammar.Grammar.from_regex(inside(expression))
 
 
-def _with_lines(tag: Any) -> Any:
-    """The tag, with `_within_lines` of every expression, in place."""
+def _with_whole(tag: Any) -> Any:
+    """The tag, with its expressions as the compiler reads them, in place."""
     for part in expressions_of(tag):
-        part["pattern"] = _within_lines(part["pattern"])
+        part["pattern"] = whole(part["pattern"])
     return tag
-
-
-def _within_lines(expression: str) -> str:
-    """With dots that leave ends of lines out, as Python and ECMAScript read them; the compiler's take everything."""
-    return re.sub(
-        r"\\.|\[(?:\\.|[^\\\]])*\]|\.",
-        lambda found: r"[^\n\r\u2028\u2029]" if found[0] == "." else found[0],
-        expression,
-        flags=re.DOTALL,
-    )
 
 
 def _characters(value: Any) -> None:
@@ -293,8 +284,11 @@ def _string(text: str) -> str:
 
 
 def _sentence(said: str) -> str:
-    """Without the place in the compiler's source."""
-    return said.strip().rpartition(".cc:")[2].partition(": ")[2] or said.strip() if ".cc:" in said else said.strip()
+    """Without the place in the compiler's source or in an expression, and without what it would leave out."""
+    said = said.strip()
+    if ".cc:" in said:
+        said = said.rpartition(".cc:")[2].partition(": ")[2] or said
+    return re.sub(r"^Regex parsing \w+ at position \d+: |(; ignoring| and is ignored|[. ]+It is ignored).*", "", said)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ from __future__ import annotations
 import copy
 from itertools import combinations
 from typing import Any
-from urllib.parse import unquote
 
-from verify_service.grammars.schema import FORMATTED, NOTES, types_of, values_of, walk
+from verify_service.grammars.schema import FORMATTED, NOTES, pointed, types_of, values_of, walk
 
 _YEAR = r"(000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})"
 _FOURTH = "(0[48]|[2468][048]|[13579][26])"
@@ -141,9 +140,5 @@ def _resolved(schema: Any, root: Any) -> dict[str, Any] | None:
             return schema if isinstance(schema, dict) else None
         if schema.keys() - NOTES != {"$ref"} or not isinstance(schema["$ref"], str):
             return None
-        first, *steps = unquote(schema["$ref"]).split("/")
-        schema = root if first == "#" else None
-        for step in steps:
-            name = step.replace("~1", "/").replace("~0", "~")
-            schema = schema.get(name) if isinstance(schema, dict) else None
+        schema = pointed(root, schema["$ref"])
     return None

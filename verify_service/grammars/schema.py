@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 # Nothing of an answer depends on them.
 NOTES = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"}
@@ -128,13 +129,27 @@ def schemas_of(tag: Any) -> Iterator[Any]:
 
 
 def walk(root: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schema and those inside it, each with where it stands. What it is made of may be changed before the next."""
+    """The schema, those inside it and those that it refers to, each with where it stands. What it is made of may be
+    changed before the next."""
     waiting: list[tuple[str, Any]] = [("", root)]
+    seen = dict[int, Any]()
     while waiting:
         where, schema = waiting.pop()
-        if isinstance(schema, dict):
+        if isinstance(schema, dict) and id(schema) not in seen:
+            seen[id(schema)] = schema
             yield where, schema
             waiting += _inside(where, schema)
+            if isinstance(schema.get("$ref"), str):
+                waiting.append((schema["$ref"].removeprefix("#"), pointed(root, schema["$ref"])))
+
+
+def pointed(root: Any, reference: str) -> Any:
+    """What a reference names; None where that is nothing here."""
+    first, *steps = unquote(reference).split("/")
+    found = root if first == "#" else None
+    for step in steps:
+        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+    return found
 
 
 def types_of(schema: dict[str, Any]) -> Sequence[str]:

@@ -44,6 +44,15 @@ LENGTH_IN_TAG = json.dumps({"type": "structural_tag", "format": SHORT})
     ("kind", "text", "good", "bad"),
     [
         (KIND.REGEX, "[a-c]+x?", "abcx", "abd"),
+        (KIND.REGEX, r"^(?P<a>a)$|^(?<b>b\ \@)$", "b @", "ab"),
+        (KIND.REGEX, r"[\^a][^\^-b]", "^c", "ba"),
+        (KIND.REGEX, r"\Aa[\W_]\Z", "a_", "aé"),
+        (KIND.REGEX, r"[^\w\s]\D[\s\S]", "!é\u3000", "é"),
+        (KIND.REGEX, r"\S\d", "é1", "\u00a01"),
+        (KIND.REGEX, r"\ud83d\ude42[\ud83d\ude42-\ud83d\ude44]", "🙂🙃", "🙂a"),
+        (KIND.JSON_SCHEMA, text(pattern="^a|b$"), '"a{b}"', '"ca"'),
+        (KIND.JSON_SCHEMA, text(pattern="aa"), '"aa"', '"baa"'),
+        (KIND.JSON_SCHEMA, '{"type":"object","patternProperties":{"^x-":{}}}', '{"x-y": 1}', '{"y": 1}'),
         (KIND.REGEX, r"a.{1,3}[.]\.", "a\\é..", "a\n.."),
         (KIND.REGEX, r"[^x].", "\nb", "\n\n"),
         (KIND.STRUCTURAL_TAG, tagged(r"[^x].[.]"), "\nb.", "\n\n."),
@@ -185,6 +194,7 @@ def test_a_pattern_is_written_as_json_writes_it(piece: str, more: str, grammars:
         ({"type": "object", "propertyNames": {"type": "integer"}}, "propertyNames of another type"),
         ({"properties": {"aa": {}}, "patternProperties": {"a": {}}}, "fits 'aa'"),
         ({"type": "object", "patternProperties": {"^a": {}, "a$": {"type": "null"}}}, "several kinds"),
+        ({"properties": {"a": {"$ref": "#/x/y~1z"}}, "x": {"y/z": {"uniqueItems": True}}}, "/x/y~1z: uniqueItems"),
         ({"allOf": [{"properties": {"a": {"type": "string"}}}, {"properties": {"a": {"type": "null"}}}]}, "allOf"),
         ({"type": "object", "properties": []}, "properties must be an object"),
         ({"type": "object", "properties": {"a": {"enum": {}}}}, "/properties/a: enum must be a list"),
@@ -228,6 +238,14 @@ def test_a_schema_of_which_something_would_be_left_out_is_refused(
 )
 def test_a_schema_that_is_kept_whole_is_served(schema: dict[str, Any], grammars: Grammars) -> None:
     of(grammars.compile(Constraint(KIND.JSON_SCHEMA, json.dumps(schema)), ""))
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "[^]a]", r"\01", r"[\01]", "(a", "a)", "[b-a]", r"[a\B]", r"[^\s\S]", r"\bfoo", "(?i)a"]
+)
+def test_an_expression_that_is_not_read_alike_by_all_is_refused(text: str, grammars: Grammars) -> None:
+    with pytest.raises(GrammarRefused, match=r"supported|balanced"):
+        of(grammars.compile(Constraint(KIND.REGEX, text), ""))
 
 
 @pytest.mark.parametrize("text", ['root ::= root "a"', "root ::= s\ns ::= s s"])

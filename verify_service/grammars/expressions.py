@@ -1,0 +1,168 @@
+"""Regular expressions as the compiler reads them, and as Python and ECMAScript both do: what one of them leaves out is
+left out. Pure.
+
+Classes of characters are written out, so that what is none of `\\w` is none of it beyond ASCII either; names of groups
+and escapes of what needs none are dropped, anchors where each alternative begins and ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+Ranges = list[tuple[int, int]]
+
+_PAIR = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a character in two halves
+_CODE = rf"{_PAIR}|\\u\{{[0-9a-fA-F]+\}}|\\u[0-9a-fA-F]{{4}}|\\x[0-9a-fA-F]{{2}}|\\c[A-Za-z]|\\0\d+"
+_PIECES = re.compile(rf"\[\^?(?:\\.|[^\\\]])*\]|\(\?P?<[A-Za-z_]\w*>|{_CODE}|\\.|.", re.DOTALL)
+_ITEMS = re.compile(rf"{_CODE}|\\.|.", re.DOTALL)
+_CONTROLS = {"n": 10, "r": 13, "t": 9, "v": 11, "f": 12, "0": 0, "b": 8}
+_LAST = 0x10FFFF
+_ENDS_OF_LINES: Ranges = [(10, 10), (13, 13), (0x2028, 0x2029)]
+# Of ASCII; beyond it only where these are what is not to come.
+_DIGIT: Ranges = [(48, 57)]
+_WORD: Ranges = [*_DIGIT, (65, 90), (95, 95), (97, 122)]
+_SPACE: Ranges = [(9, 13), (32, 32)]
+_SHORT = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
+_MORE: dict[str, Callable[[str], bool]] = {
+    "d": str.isdecimal,
+    "w": str.isalnum,
+    "s": lambda letter: letter.isspace() or letter == "\ufeff",
+}
+
+
+def whole(expression: str) -> str:
+    """Of all of a text. Raises ValueError."""
+    return "|".join("".join(pieces) for _, pieces, _ in _alternatives(expression))
+
+
+def inside(expression: str) -> str:
+    """Of all of a text that JSON Schema asks to match: behind an anchor at one end alone anything may come."""
+    anything = _written([(0, _LAST)]) + "*"
+    return "|".join(
+        "".join([anything] * (ends and not begins) + pieces + [anything] * (begins and not ends))
+        for begins, pieces, ends in _alternatives(expression)
+    )
+
+
+def warm() -> None:
+    """Finds out what takes a while, for this process and its children."""
+    for name in _SHORT:
+        _beyond(name)
+
+
+def _alternatives(expression: str) -> Iterator[tuple[bool, list[str], bool]]:
+    """(whether it is anchored where it begins, its pieces, whether where it ends) of each."""
+    deep, pieces = 0, list[str]()
+    for piece in [*map(_read, _PIECES.findall(expression)), "|"]:
+        deep += piece.startswith("(") - (piece == ")")
+        if piece != "|" or deep > 0:
+            pieces.append(piece)
+            continue
+        begins = pieces[:1] == ["^"]
+        ends = pieces[begins:][-1:] == ["$"]
+        yield begins, pieces[begins : len(pieces) - ends], ends
+        pieces = []
+    if deep:
+        raise ValueError("its parentheses are not balanced")
+
+
+def _read(piece: str) -> str:
+    if piece == ".":
+        return _written(_others(_ENDS_OF_LINES))
+    if piece[0] == "[" and len(piece) > 1:
+        return _written(_class(piece[1:-1]))
+    if piece[0] == "(" and len(piece) > 1:
+        return "("
+    if piece[0] != "\\" or len(piece) == 1:
+        return piece
+    if piece in (r"\A", r"\Z"):
+        return "^" if piece == r"\A" else "$"
+    if piece[1] in "dwsDWS":
+        return _written(_shorthand(piece[1]))
+    if len(piece) > 2 or piece[1] in _CONTROLS.keys() - {"b"} or not (piece[1].isalnum() and piece[1].isascii()):
+        return _letter(_code(piece))
+    return piece
+
+
+def _class(inner: str) -> Ranges:
+    negated = inner.startswith("^")
+    items = _ITEMS.findall(inner[negated:])
+    if not items:
+        raise ValueError("an empty class of characters is not supported")
+    found, at = Ranges(), 0
+    while at < len(items):
+        item = items[at]
+        at += 1
+        if len(item) == 2 and item[0] == "\\" and item[1] in "dwsDWS":
+            found += _beyond(item[1]) if negated and item[1].islower() else _shorthand(item[1])
+            continue
+        first = last = _code(item)
+        if items[at : at + 1] == ["-"] and at + 1 < len(items):
+            last = _code(items[at + 1])
+            at += 2
+            if last < first:
+                raise ValueError(f"a range of characters from {chr(first)!r} to {chr(last)!r} is not supported")
+        found.append((first, last))
+    if any(f"\\{name}" in items and f"\\{name.upper()}" in items for name in _SHORT):
+        found = [(0, _LAST)]
+    return _others(found) if negated else found
+
+
+def _code(item: str) -> int:
+    """Of a character as an expression writes it."""
+    if item[0] != "\\":
+        return ord(item)
+    if item[1] == "0" and len(item) > 2:
+        raise ValueError(f"{item} is not supported: some read it as one character, some as several")
+    if len(item) == 12:
+        return ord(item.encode().decode("unicode_escape").encode("utf-16", "surrogatepass").decode("utf-16"))
+    if len(item) > 2:
+        return ord(item[2]) % 32 if item[1] == "c" else min(int(item[2:].strip("{}"), 16), sys.maxunicode)
+    if item[1] in _CONTROLS:
+        return _CONTROLS[item[1]]
+    if item[1].isalnum() and item[1].isascii():
+        raise ValueError(f"{item} is not supported in a class of characters")
+    return ord(item[1])
+
+
+def _shorthand(name: str) -> Ranges:
+    return _SHORT[name] if name.islower() else _others(_beyond(name.lower()))
+
+
+@functools.cache
+def _beyond(name: str) -> Ranges:
+    """What is it by Python or by ECMAScript."""
+    held = [code for code in range(128, 0x40000) if _MORE[name](chr(code))]
+    begins = [code for place, code in enumerate(held) if not place or held[place - 1] != code - 1]
+    ends = [code for place, code in enumerate(held) if held[place + 1 : place + 2] != [code + 1]]
+    more: Ranges = [(28, 31)] if name == "s" else []
+    return [*_SHORT[name], *more, *zip(begins, ends, strict=True)]
+
+
+def _others(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    made, free = Ranges(), 0
+    for low, high in sorted(ranges):
+        if low > free:
+            made.append((free, low - 1))
+        free = max(free, high + 1)
+    return [*made, (free, _LAST)] if free <= _LAST else made
+
+
+def _written(ranges: Sequence[tuple[int, int]]) -> str:
+    if not ranges:
+        raise ValueError("a class without characters is not supported")
+    (low, high), *rest = ranges
+    if low == 94:  # at first it would say that all others are meant, however it is written
+        rest = [*([(95, high)] if high > 94 else []), *rest, (94, 94)]
+        if len(rest) == 1:
+            return _letter(94)
+    else:
+        rest = list(ranges)
+    return "[" + "".join(_letter(low) + (f"-{_letter(high)}" if high > low else "") for low, high in rest) + "]"
+
+
+def _letter(code: int) -> str:
+    return f"\\u{{{code:x}}}"
