@@ -20,10 +20,14 @@ _TEXT = {"text": "text"}
 _IDLE: dict[str, tuple[Any, ...]] = {
     "container": (),
     "context_management": ({},),
+    "diagnostics": (),
     "inference_geo": (),
     "mcp_servers": ([],),
+    "output_format": (),
     "speed": ("standard",),
     "thread": (),
+    "user_profile_id": (),
+    "workspace_id": (),
 }
 _STORED = ("container", "thread")
 _NAMES = (

@@ -23,9 +23,12 @@ _NAMES = (
 )
 # Values that ask for nothing; the rest of what is known needs storage, or is not built.
 _IDLE: dict[str, tuple[Any, ...]] = {
+    "access_programs": (),
     "background": (False,),
+    "background_options": (),
     "context_management": ([],),
     "conversation": (),
+    "image": (),
     "max_tool_calls": (),
     "moderation": (),
     "previous_response_id": (),
@@ -96,6 +99,7 @@ class ResponsesBody(CommonFields):
     # Labels for the client's own books.
     metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
     user: str | None = None

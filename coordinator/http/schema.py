@@ -28,6 +28,7 @@ T = TypeVar("T", bound="Body")
 _IDLE: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (True,),
     "allowed_token_ids": ([],),
+    "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
     "detokenize": (True,),
@@ -40,6 +41,8 @@ _IDLE: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
     "priority": (0,),
     "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
@@ -48,9 +51,17 @@ _IDLE: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
+    "web_search_options": (),
 }
 # Labels for the client's own books.
-_LABELS = {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"}
+_LABELS = {
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "user",
+}
 
 
 class StreamOptions(BodyPart):

@@ -171,6 +171,7 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError) as error:
             raise ConfigError(f"target: its chat template is not valid: {error}") from error
         self.arguments -= frozenset(environment.globals)
+        self._shows_role = functools.lru_cache(16)(self._try_role)
 
     def fitted(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The messages in roles that the template knows; what it would leave out is refused by name."""
@@ -179,16 +180,16 @@ class ChatTemplate:
     def _fitted(self, message: Mapping[str, Any], field: str) -> Mapping[str, Any]:
         if message["role"] == "developer" and not self._has_developer:
             return {**message, "role": "system"}
-        if message["role"] == "tool" and not self._shows_results:
-            raise Unsupported(f"{field}.role", "the target's chat template has no role 'tool'")
+        role = str(message["role"])
+        if role not in ("system", "developer", "user", "assistant") and not self._shows_role(role):
+            raise Unsupported(f"{field}.role", f"the target's chat template has no role {role[:64]!r}")
         if "tool_calls" in message and not self._shows_calls:
             raise Unsupported(f"{field}.tool_calls", "the target's chat template shows no calls of tools")
         return message
 
-    @functools.cached_property
-    def _shows_results(self) -> bool:
+    def _try_role(self, role: str) -> bool:
         said = {"role": "assistant", "content": "a"}
-        return any(self._shows(_SAID, [_USER, before, _RESULT]) for before in (_CALLS, said))
+        return any(self._shows(_SAID, [_USER, before, {**_RESULT, "role": role}]) for before in (_CALLS, said))
 
     @functools.cached_property
     def _shows_calls(self) -> bool:

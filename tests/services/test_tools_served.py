@@ -152,6 +152,8 @@ def test_results_go_back_into_the_conversation(cell: HttpCell) -> None:
         ({"tools": [tool("f", parameters=UNKEPT, strict=True)]}, "tools"),
         ({"tools": [tool("f", parameters=UNKEPT, strict=True)], "response_format": KEPT}, "response_format or tools"),
         ({"extra_body": {"structured_outputs": {"json": UNKEPT}}}, "structured_outputs"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "function", "content": "b"}]}, "messages[1].role"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str, cell: HttpCell) -> None:

@@ -7,10 +7,11 @@ several parts are one; tuples, and conditions on keys, are written in one way.
 from __future__ import annotations
 
 import copy
+import re
 from itertools import combinations
 from typing import Any
 
-from verify_service.grammars.schema import FORMATTED, NOTES, pointed, types_of, values_of, walk
+from verify_service.grammars.schema import FORMATS, FORMATTED, NOTES, pointed, types_of, values_of, walk
 
 _YEAR = r"(000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})"
 _FOURTH = "(0[48]|[2468][048]|[13579][26])"
@@ -19,6 +20,8 @@ _DATE = rf"({_YEAR}-{_DAY}|(\d\d{_FOURTH}|{_FOURTH}00)-02-29)"
 _HOUR = r"([01]\d|2[0-3]):[0-5]\d"
 _TIME = rf"{_HOUR}:[0-5]\d(\.\d{{1,6}})?(Z|[+-]{_HOUR})"
 _BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_HEX = "[0-9a-fA-F]{1,4}"
+_SHORTENED = "|".join(f"({_HEX}:){{1,{7 - more}}}(:{_HEX}){{1,{more}}}" for more in range(1, 7))
 _POINTER = "(/([^~/]|~[01])*)*"
 _VARIABLE = r"[A-Za-z0-9_]+(:[1-9]\d{0,3}|\*)?"
 _PATTERNS = {
@@ -26,10 +29,20 @@ _PATTERNS = {
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
     "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}",
+    "ipv6": f"(({_HEX}:){{7}}{_HEX}|({_HEX}:){{1,7}}:|{_SHORTENED}|:(:{_HEX}){{1,7}}|::)",
     "json-pointer": _POINTER,
     "uri-template": rf"([!#$&(-;=?-\[\]_a-z~]|\{{[+#./;?&]?{_VARIABLE}(,{_VARIABLE})*\}})*",
     "relative-json-pointer": rf"(0|[1-9]\d*)(#|{_POINTER})",
 }
+_MAY_BE_EMPTY = {"json-pointer", "uri-reference", "uri-template"}
+_REPEATED = re.compile(r"\^(\[(?:\\.|[^\\\]])+\]|\\[dwsDWS]|\.)([+*])\$")  # one kind of characters
+# Of a bounded length: a scheme, then a host or none, and N characters.
+_URI_CHARACTER = "[A-Za-z0-9._~!$&'()*+,;=:@/?-]"
+_HOST = r"//[A-Za-z0-9.-]{1,64}(:\d{1,5})?"
+_URI = rf"^[a-z][a-z0-9+.-]{{0,15}}:({_HOST}(/{_URI_CHARACTER}{{0,N}})?|[A-Za-z0-9]{_URI_CHARACTER}{{0,N}})$"
+_URI_PARTS = 90
+_DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"  # as pydantic writes it
+_INMOST = 40  # steps into a schema of which a part is the whole again
 _DEEPEST = 8  # references behind references, parts inside parts
 _MERGED = {"type", "properties", "required", "additionalProperties", "unevaluatedProperties", "allOf"}
 
@@ -37,17 +50,38 @@ _MERGED = {"type", "properties", "required", "additionalProperties", "unevaluate
 def rewritten(schema: Any) -> Any:
     """The same schema, and what it is made of, in other words."""
     made = copy.deepcopy(schema)
-    for _, part in walk(made):
-        _merge(part, made)
+    for where, part in walk(made):
+        if where.count("/") < _INMOST:
+            _merge(part, made)
         _part(part, made)
         _name(part, made)
         if isinstance(part.get("items"), list):
             part["prefixItems"] = part.pop("items")
             if "additionalItems" in part:
                 part["items"] = part.pop("additionalItems")
+        if part.get("pattern") == _DECIMAL:
+            part["pattern"] = r"^[+-]?(\d+(\.\d*)?|\.\d+)$"
+        _measure(part)
         if part.get("format") in _PATTERNS and "string" in types_of(part) and FORMATTED.isdisjoint(part):
             part["pattern"] = f"^{_PATTERNS[part.pop('format')]}$"
     return made
+
+
+def _measure(part: dict[str, Any]) -> None:
+    """Lengths beside a format or a pattern, in place: as one of them, where it can say both."""
+    least, most = part.get("minLength", 0), part.get("maxLength")
+    pattern, form = part.get("pattern"), part.get("format")
+    if not isinstance(least, int) or not isinstance(most, int | None):
+        return
+    if form in FORMATS - _MAY_BE_EMPTY and pattern is None and least < 2:
+        part.pop("minLength", None)
+        if form == "uri" and most is not None and most > _URI_PARTS:
+            part["pattern"] = _URI.replace("N", str(most - _URI_PARTS))
+            del part["format"], part["maxLength"]
+    elif form is None and FORMATTED & part.keys() > {"pattern"} and (found := _REPEATED.fullmatch(str(pattern))):
+        part["pattern"] = f"^{found[1]}{{{max(least, int(found[2] == '+'))},{'' if most is None else most}}}$"
+        part.pop("minLength", None)
+        part.pop("maxLength", None)
 
 
 def _merge(part: dict[str, Any], root: Any) -> None:
@@ -65,9 +99,10 @@ def _merge(part: dict[str, Any], root: Any) -> None:
             if properties.setdefault(name, value) != value:
                 return
         needed |= dict.fromkeys(piece.get("required", ()))
+    properties = copy.deepcopy(properties)  # this part may be one of them
     closed = part.pop("unevaluatedProperties", True)
     del part["allOf"]
-    part |= {"type": "object", "properties": copy.deepcopy(properties), "required": list(needed)}
+    part |= {"type": "object", "properties": properties, "required": list(needed)}
     if closed is not True or any("additionalProperties" in piece for piece in pieces if piece):
         part["additionalProperties"] = closed
 
@@ -117,8 +152,10 @@ def _name(part: dict[str, Any], root: Any) -> None:
     names = _resolved(part.get("propertyNames"), root)
     if names is None or part.keys() & {"properties", "patternProperties", "unevaluatedProperties"}:
         return
-    if names.get("type", "string") != "string":
+    if names.get("type", "string") != "string" or part.get("additionalProperties") is False:
         return
+    if names.keys() - NOTES - {"type"} in ({"minLength"}, {"maxLength"}, {"minLength", "maxLength"}):
+        names = {"pattern": rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"}
     rest, values = names.keys() - (NOTES - {"format"}) - {"type"}, part.get("additionalProperties", {})
     texts = values_of(names)
     if rest - {"pattern"} and not (rest <= {"enum", "const"} and all(isinstance(text, str) for text in texts)):

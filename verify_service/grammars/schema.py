@@ -50,7 +50,7 @@ _TELL_TYPES = {
     "unevaluatedItems",
 }
 FORMATTED = {"pattern", "minLength", "maxLength"}  # none of them beside a format
-_FORMATS = {
+FORMATS = {
     "date",
     "time",
     "date-time",
@@ -63,8 +63,8 @@ _FORMATS = {
     "uri",
     "uri-reference",
 }
-_FORMATS |= {"uri-template", "json-pointer", "relative-json-pointer"}
-_NO_FORMATS = {"idn-email", "idn-hostname", "iri", "iri-reference", "regex"}  # others are notes
+FORMATS |= {"uri-template", "json-pointer", "relative-json-pointer"}
+_OTHER_FORMATS = {"idn-email", "idn-hostname", "iri", "iri-reference", "regex"}  # others are notes
 _SHAPES: dict[type, tuple[str, tuple[str, ...]]] = {
     dict: ("an object", ("properties", "patternProperties", "$defs", "definitions")),
     list: ("a list", ("required", "enum", "anyOf", "oneOf", "allOf", "prefixItems")),
@@ -258,9 +258,9 @@ def _integers(value: Any) -> Iterator[int]:
 
 def _formatted(schema: dict[str, Any]) -> Iterator[str]:
     said = schema.get("format")
-    if said in _NO_FORMATS:
+    if said in _OTHER_FORMATS:
         yield f"format {said!r} is not supported"
-    if said in _FORMATS:
+    if said in FORMATS:
         rest = sorted(set(schema) & FORMATTED)
         if rest:
             yield f"{', '.join(rest)} beside format is not supported"
