@@ -16,6 +16,7 @@ from dspark.types import Block, Cursor, Refusal, Rule, SamplingParams, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.feature_store import FeatureRows
+from verify_service.interface import PromptPrefill
 from verify_service.sequences import VerifyItem
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -56,7 +57,9 @@ class EnginePair:
         params, start = replace(params, prompt_len=len(prompt)), Cursor(number, 1, 0, len(prompt))
         longest = len(prompt) + room
         self._opened(self.verifier.open(start, params, longest, True, token_ids=prompt), start, longest)
-        self.verifier.prefill_chunk(number, prompt)
+        self.verifier.line_up(PromptPrefill(number, 1, prompt))
+        while self.verifier.prefill_next() is not None:
+            continue
         anchor = self.verifier.first_token(number)
         assert isinstance(anchor, int), anchor
         answer = EngineAnswer(_anchored(start), params, [*prompt, anchor], len(prompt))

@@ -25,18 +25,24 @@ def line_up(
     longest: int = 0,
     owner: int = 0,
     salt: str = "",
+    keep: bool = True,
 ) -> None:
-    """Opens a sequence whose rows are kept, of 60 tokens more than its prompt unless told otherwise."""
+    """Opens a sequence whose rows are kept, of 60 tokens more than its prompt, unless told otherwise."""
     cursor, longest = Cursor(sequence, epoch, 0, len(prompt)), longest or len(prompt) + 60
-    assert engine.open(cursor, params, longest, True, owner=owner, token_ids=prompt, salt=salt) is None
+    assert engine.open(cursor, params, longest, keep, owner=owner, token_ids=prompt, salt=salt) is None
     engine.line_up(PromptPrefill(sequence, epoch, prompt, owner))
 
 
-def take_in(engine: Any, sequence: int, prompt: list[int], **more: Any) -> int:
-    """The same, and runs all that is in line by itself; the anchor."""
-    line_up(engine, sequence, prompt, **more)
+def run_all(engine: Any) -> None:
+    """All that is in line, by itself."""
     while (progress := engine.prefill_next()) is not None:
         assert progress.problem is None
+
+
+def take_in(engine: Any, sequence: int, prompt: list[int], **more: Any) -> int:
+    """Lined up and run; the anchor."""
+    line_up(engine, sequence, prompt, **more)
+    run_all(engine)
     anchor = engine.first_token(sequence)
     assert isinstance(anchor, int)
     return anchor

@@ -17,7 +17,6 @@ from dspark.decoding.masking import mask
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.context import Projection
 from dspark.types import Constraint, Cursor, Refusal, RefusalReason, SamplingParams, Verdict
-from verify_service.batch_runner import PromptChunk
 from verify_service.batches import Batches
 from verify_service.config import VerifyConfig
 from verify_service.engine_core import EngineCore
@@ -30,7 +29,7 @@ from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.loading import load_parts
 from verify_service.model_runner import ModelRunner, Runner
 from verify_service.packed_step import PackedStep
-from verify_service.sequences import VerifyItem, invalid, unknown
+from verify_service.sequences import VerifyItem, unknown
 from verify_service.state_cache import StateCache
 from verify_service.stateful import StatefulRunner
 
@@ -121,17 +120,6 @@ class VerifyEngine(EngineCore):
     def _salted(self, salt: str, prompt_len: int) -> str:
         rotation = self._runner.rotation
         return salt if rotation is None else f"{salt}\0{rotation.of(prompt_len)}"  # keys turned otherwise are of no use
-
-    def prefill_chunk(self, sequence: int, token_ids: Sequence[int], *, epoch: int | None = None) -> Refusal | None:
-        """Runs the next tokens of an opened sequence."""
-        state = self._holdings.states.get(sequence)
-        if state is None or (epoch is not None and epoch != state.epoch):
-            return unknown(Cursor(sequence, epoch or 0, 0, 0))
-        start, stop = state.cached, state.cached + len(token_ids)
-        if stop > state.prompt_len or not len(token_ids):
-            return invalid(f"token_ids: {len(token_ids)} tokens after {start} of {state.prompt_len}")
-        self._step.run([], [PromptChunk(state, token_ids)])
-        return None
 
     def compile(self, constraint: Constraint, salt: str) -> Future[Grammar]:
         """The form of an answer, compiled on another thread; see `Engine`."""

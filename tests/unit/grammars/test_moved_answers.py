@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_steps import line_up, run_all
 
 from dspark.types import NO_Q, Constraint, ConstraintKind, Cursor, Refusal, Rule, SamplingParams, SparseQ, Verdict
 from verify_service.config import VerifyConfig
@@ -39,10 +40,8 @@ NUMBERS = itertools.count(1)
 
 def begin(engine: VerifyEngine, params: SamplingParams, tokens: list[int], epoch: int, number: int) -> int | Refusal:
     """Its tokens so far, then the next one."""
-    cursor = Cursor(number, epoch, 0, len(tokens))
-    refusal = engine.open(cursor, params, 3 + LONGEST + 8, False, token_ids=tokens)
-    assert refusal is None
-    engine.prefill_chunk(number, tokens[engine.spared(number, epoch) :])
+    line_up(engine, number, tokens, params=params, epoch=epoch, longest=3 + LONGEST + 8, keep=False)
+    run_all(engine)
     assert params.constraint is not None
     return engine.first_token(number, epoch=epoch, grammar=engine.compile(params.constraint, "").result(60))
 

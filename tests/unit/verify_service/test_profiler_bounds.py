@@ -36,7 +36,9 @@ def test_a_drafter_of_any_size_can_be_measured(golden_drafter: Path, bounds: dic
 def test_plain_rounds_pay_for_no_projection_and_drafted_ones_for_rows_that_are_kept(
     golden_target: Path, golden_drafter: Path
 ) -> None:
-    from dspark.types import NO_Q, Cursor, SamplingParams, SparseQ
+    from engine_steps import take_in
+
+    from dspark.types import NO_Q, Cursor, SparseQ
     from verify_service.sequences import VerifyItem
 
     engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), drafter=str(golden_drafter)))
@@ -44,9 +46,7 @@ def test_plain_rounds_pay_for_no_projection_and_drafted_ones_for_rows_that_are_k
     project = engine.projection.project
     engine.projection.project = lambda taps: (calls.append(len(taps)), project(taps))[1]
     for sequence, keep in ((1, False), (2, True)):
-        engine.open(Cursor(sequence, 0, 0, 3), SamplingParams(temperature=0.0), 20, keep)
-        engine.prefill_chunk(sequence, [5, 6, 7])
-        anchor = engine.first_token(sequence)
+        anchor = take_in(engine, sequence, [5, 6, 7], epoch=0, longest=20, keep=keep)
         engine.verify([VerifyItem(Cursor(sequence, 0, 1, 4), anchor, (), NO_Q)])
         assert calls == []
     one = SparseQ.of(np.array([[9]], np.uint32), np.ones((1, 1), np.float32))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_steps import take_in
 
 from dspark.decoding.shaping import Shaper
 from dspark.model.checkpoint import load_target
@@ -24,16 +25,11 @@ SHAPED = SamplingParams(
 
 @pytest.fixture
 def engine(golden_target: Path) -> VerifyEngine:
-    return VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=2048))
+    return VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=2048, prefill_chunk=4))
 
 
 def begin(engine: VerifyEngine, sequence: int, tokens: list[int], params: SamplingParams, epoch: int = 1) -> int:
-    assert engine.open(Cursor(sequence, epoch, 0, len(tokens)), params, 100, False, token_ids=tokens) is None
-    for first in range(0, len(tokens), 4):
-        engine.prefill_chunk(sequence, tokens[first : first + 4])
-    anchor = engine.first_token(sequence)
-    assert isinstance(anchor, int)
-    return anchor
+    return take_in(engine, sequence, tokens, params=params, epoch=epoch, longest=100, keep=False)
 
 
 def judge(

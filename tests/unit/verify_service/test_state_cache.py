@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from engine_steps import line_up, run_all
 
 from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, SamplingParams, Verdict
 from tests.architectures import deepseek_v4
@@ -30,11 +31,9 @@ def engine(folder: Path, **settings: Any) -> VerifyEngine:
 
 def prefilled(engine: VerifyEngine, key: int, ids: list[int], *, salt: str = "", rows: bool = False) -> int:
     """Opens a sequence and runs its prompt as the line does; returns the tokens it was spared."""
-    assert engine.open(Cursor(key, 1, 0, len(ids)), GREEDY, len(ids) + 20, rows, token_ids=ids, salt=salt) is None
+    line_up(engine, key, ids, longest=len(ids) + 20, salt=salt, keep=rows)
     spared = engine.spared(key, 1)
-    while (at := engine._holdings.states[key].cached) < len(ids):
-        stop = engine._holdings.chunk_end(engine._holdings.states[key], 64)
-        assert engine.prefill_chunk(key, ids[at:stop]) is None
+    run_all(engine)
     return spared
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from engine_steps import line_up, take_in
 
 from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.target import TargetTaps
@@ -22,18 +23,14 @@ PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77]
 
 @pytest.fixture
 def engine(golden_target: Path, golden_drafter: Path) -> VerifyEngine:
-    return VerifyEngine.load(VerifyConfig(target=str(golden_target), drafter=str(golden_drafter), kv_tokens=2048))
+    pair = {"target": str(golden_target), "drafter": str(golden_drafter)}
+    return VerifyEngine.load(VerifyConfig(**pair, kv_tokens=2048, prefill_chunk=4))
 
 
 def begin(
     engine: VerifyEngine, sequence: int, prompt: list[int], params: SamplingParams = GREEDY, *, keep: bool = True
 ) -> int:
-    assert engine.open(Cursor(sequence, 1, 0, len(prompt)), params, 100, keep) is None
-    for first in range(0, len(prompt), 4):
-        engine.prefill_chunk(sequence, prompt[first : first + 4])
-    anchor = engine.first_token(sequence)
-    assert isinstance(anchor, int)
-    return anchor
+    return take_in(engine, sequence, prompt, params=params, longest=100, keep=keep)
 
 
 def item(sequence: int, number: int, length: int, anchor: int, draft: list[int]) -> VerifyItem:
@@ -179,13 +176,11 @@ def test_cohorts_larger_than_a_pass_are_judged_in_turns(golden_target: Path) -> 
 
 
 def test_an_unfinished_prefill_is_not_verified_and_gives_its_pages_back(engine: VerifyEngine) -> None:
-    assert engine.open(Cursor(1, 1, 0, 8), GREEDY, 40, True) is None
-    engine.prefill_chunk(1, PROMPT[:4])
+    line_up(engine, 1, PROMPT[:8], longest=40)
+    assert engine.prefill_next() is not None
     early = engine.verify([item(1, 1, 9, 5, [])])[0]
     assert isinstance(early, Refusal)
     assert early.reason is RefusalReason.UNKNOWN_SEQUENCE
-    over = engine.prefill_chunk(1, PROMPT[:5])
-    assert isinstance(over, Refusal)
     assert isinstance(engine.first_token(1), Refusal)
     assert engine.release(1, 1)
     assert engine.held.pages_held == 0
