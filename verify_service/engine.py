@@ -7,7 +7,6 @@ first asks for the pages of everybody in it, oldest first, then acts; who gets n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Future
 
 import torch
@@ -16,7 +15,7 @@ from dspark.decoding.acceptance import first_token as draw_first_token
 from dspark.decoding.masking import mask
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.context import Projection
-from dspark.types import Constraint, Cursor, Refusal, RefusalReason, SamplingParams, Verdict
+from dspark.types import Constraint, Cursor, Refusal, RefusalReason, SamplingParams
 from verify_service.batches import Batches
 from verify_service.config import VerifyConfig
 from verify_service.engine_core import EngineCore
@@ -29,7 +28,7 @@ from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.loading import load_parts
 from verify_service.model_runner import ModelRunner, Runner
 from verify_service.packed_step import PackedStep
-from verify_service.sequences import VerifyItem, unknown
+from verify_service.sequences import unknown
 from verify_service.state_cache import StateCache
 from verify_service.stateful import StatefulRunner
 
@@ -151,10 +150,6 @@ class VerifyEngine(EngineCore):
         state.token_ids.append(anchor)
         state.matcher, state.anchored = matcher, True
         return anchor
-
-    def verify(self, items: Sequence[VerifyItem]) -> list[Verdict | Refusal]:
-        """The outcomes of `judge_cohort` alone."""
-        return self.judge_cohort(items).outcomes
 
     # -- for timing -------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ def said(engine: VerifyEngine, params: SamplingParams, moves_at: set[int], slots
         drafts = tuple((7 * len(answer) + k) % 512 for k in range(slots))
         q = SparseQ.of(np.array(drafts, "u4")[:, None], np.ones((slots, 1), "f4")) if params.greedy else NO_Q
         item = VerifyItem(cursor, anchor, drafts, q)
-        (outcome,) = engine.verify([item])
+        (outcome,) = engine.judge_cohort([item]).outcomes
         assert isinstance(outcome, Verdict), outcome
         answer += drafts[: outcome.accepted]
         anchor = outcome.next_token

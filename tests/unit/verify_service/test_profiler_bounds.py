@@ -47,12 +47,12 @@ def test_plain_rounds_pay_for_no_projection_and_drafted_ones_for_rows_that_are_k
     engine.projection.project = lambda taps: (calls.append(len(taps)), project(taps))[1]
     for sequence, keep in ((1, False), (2, True)):
         anchor = take_in(engine, sequence, [5, 6, 7], epoch=0, longest=20, keep=keep)
-        engine.verify([VerifyItem(Cursor(sequence, 0, 1, 4), anchor, (), NO_Q)])
+        engine.judge_cohort([VerifyItem(Cursor(sequence, 0, 1, 4), anchor, (), NO_Q)])
         assert calls == []
     one = SparseQ.of(np.array([[9]], np.uint32), np.ones((1, 1), np.float32))
     for sequence in (1, 2):
         anchor = engine._holdings.states[sequence].token_ids[-1]
-        engine.verify([VerifyItem(Cursor(sequence, 0, 2, 5), anchor, (9,), one)])
+        engine.judge_cohort([VerifyItem(Cursor(sequence, 0, 2, 5), anchor, (9,), one)])
     assert len(calls) == 1, "of the one whose rows are kept"
     engine.features(Cursor(2, 0, 3, 5), 0)
     assert len(calls) == 2, "what plain rounds owe"

@@ -37,7 +37,7 @@ def judge(
 ) -> Verdict:
     q = SparseQ.of(np.array(draft, np.uint32).reshape(-1, 1), np.ones((len(draft), 1), np.float32))
     item = VerifyItem(Cursor(sequence, epoch, number, len(tokens)), tokens[-1], tuple(draft), q, False)
-    (verdict,) = engine.verify([item])
+    (verdict,) = engine.judge_cohort([item]).outcomes
     assert isinstance(verdict, Verdict)
     return verdict
 
@@ -89,7 +89,7 @@ def test_neighbours_in_a_pass_do_not_notice(engine: VerifyEngine) -> None:
     alone = judge(engine, 1, 1, tokens[1], [])
     tokens[3] = [*PROMPT, begin(engine, 3, PROMPT, plain)]
     items = [VerifyItem(Cursor(s, 1, 1, len(tokens[s])), tokens[s][-1], (), SparseQ(0, b"", b"")) for s in (2, 3)]
-    outcomes = engine.verify(items)
+    outcomes = engine.judge_cohort(items).outcomes
     assert isinstance(outcomes[1], Verdict)
     assert outcomes[1].next_token == alone.next_token
 
@@ -138,9 +138,9 @@ def test_a_bug_at_one_sequence_refuses_it_and_nobody_else(
     ]
     with monkeypatch.context() as patch:
         patch.setattr(Shaper, broken, fails)
-        outcomes = engine.verify(items)
+        outcomes = engine.judge_cohort(items).outcomes
     assert [type(outcome) for outcome in outcomes] == [Verdict, Refusal, Verdict]
     assert isinstance(outcomes[1], Refusal)
     assert outcomes[1].reason is RefusalReason.INTERNAL
-    (again,) = engine.verify([items[1]])
+    (again,) = engine.judge_cohort([items[1]]).outcomes
     assert isinstance(again, Verdict), "it stands where it stood"

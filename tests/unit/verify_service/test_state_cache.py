@@ -126,7 +126,7 @@ def test_a_full_device_costs_what_was_kept_and_nobody_s_round(tmp_path: Path, mo
         patched.setattr(state_cache, "copied", full)
         assert served.open(Cursor(2, 1, 0, 60), GREEDY, 80, False, token_ids=ids) is None
         served.line_up(PromptPrefill(2, 1, ids))
-        (verdict,) = served.verify([VerifyItem(Cursor(1, 1, 0, 21), anchor, (), NO_Q)])
+        (verdict,) = served.judge_cohort([VerifyItem(Cursor(1, 1, 0, 21), anchor, (), NO_Q)]).outcomes
     assert isinstance(verdict, Verdict), "the prompt rode along in its round"
     rest = served.prefill_next()
     assert rest is not None

@@ -88,9 +88,9 @@ def test_a_packed_cohort_decides_as_each_would_alone_whatever_the_law(engine: Ve
             anchor = begin(engine, base + n, PROMPT[: 4 + 2 * n], params)
             draft = [int(t) for t in draws.integers(0, 128, n)] if base == 0 else list(items[n].draft_ids)
             items.append(item(base + n, 1, 5 + 2 * n, anchor, draft))
-    together = engine.verify(items[:4])
+    together = engine.judge_cohort(items[:4]).outcomes
     for one, alone in zip(together, items[4:], strict=True):
-        other = engine.verify([alone])[0]
+        other = engine.judge_cohort([alone]).outcomes[0]
         assert isinstance(one, Verdict)
         assert isinstance(other, Verdict)
         assert (one.accepted, one.next_token) == (other.accepted, other.next_token)
@@ -102,7 +102,9 @@ def test_rows_that_come_with_what_was_decided_are_the_same(engine: VerifyEngine)
     for first, ahead in ((0, False), (10, True)):
         engine._step._ahead = ahead
         anchors = [begin(engine, first + n, [3 + n, 17, 90, 41, 5]) for n in range(3)]
-        verdicts = engine.verify([item(first + n, 1, 6, anchor, [7, 8][:n]) for n, anchor in enumerate(anchors)])
+        verdicts = engine.judge_cohort(
+            [item(first + n, 1, 6, anchor, [7, 8][:n]) for n, anchor in enumerate(anchors)]
+        ).outcomes
         for n, verdict in enumerate(verdicts):
             assert isinstance(verdict, Verdict)
             rows = engine.features(Cursor(first + n, 1, 2, 7 + verdict.accepted), 5)
@@ -120,7 +122,7 @@ def test_rows_of_plain_rounds_are_there_when_they_are_asked_for(
     tokens = [*PROMPT, anchor]
     for number in range(1, 6):
         draft = [9, 11] if number == 3 else []
-        (verdict,) = engine.verify([item(1, number, len(tokens), tokens[-1], draft)])
+        (verdict,) = engine.judge_cohort([item(1, number, len(tokens), tokens[-1], draft)]).outcomes
         assert isinstance(verdict, Verdict)
         tokens += [*draft[: verdict.accepted], verdict.next_token]
     kept = engine.features(Cursor(1, 1, 5, len(tokens)), 0)
@@ -145,7 +147,7 @@ def test_a_block_that_cannot_have_been_drafted_is_judged_as_an_empty_one(engine:
             wrong = other
         else:
             wrong = other._replace(q=SparseQ.of(np.array([[9], [12]], "u4"), np.ones((2, 1), "f4")))
-        outcomes = engine.verify([sound, wrong if first == 1 else other.prefix(0), last])
+        outcomes = engine.judge_cohort([sound, wrong if first == 1 else other.prefix(0), last]).outcomes
         assert all(isinstance(each, Verdict) for each in outcomes)
         verdicts = [each for each in outcomes if isinstance(each, Verdict)]
         assert [(each.judged, each.spoilt) for each in verdicts] == [(2, False), (0, first == 1), (2, False)]
@@ -178,7 +180,7 @@ def test_cohorts_larger_than_a_pass_are_judged_in_turns(golden_target: Path) -> 
 def test_an_unfinished_prefill_is_not_verified_and_gives_its_pages_back(engine: VerifyEngine) -> None:
     line_up(engine, 1, PROMPT[:8], longest=40)
     assert engine.prefill_next() is not None
-    early = engine.verify([item(1, 1, 9, 5, [])])[0]
+    early = engine.judge_cohort([item(1, 1, 9, 5, [])]).outcomes[0]
     assert isinstance(early, Refusal)
     assert early.reason is RefusalReason.UNKNOWN_SEQUENCE
     assert isinstance(engine.first_token(1), Refusal)
@@ -200,9 +202,9 @@ def test_logits_that_are_not_numbers_refuse_their_own_row(
         return result._replace(logits=logits)
 
     monkeypatch.setattr(engine._runner, "run", spoil)
-    outcomes = engine.verify(items)
+    outcomes = engine.judge_cohort(items).outcomes
     assert isinstance(outcomes[1], Refusal)
     assert outcomes[1].reason is RefusalReason.INTERNAL
     assert [type(outcome) for outcome in outcomes] == [Verdict, Refusal, Verdict]
     monkeypatch.undo()
-    assert isinstance(engine.verify([items[1]])[0], Verdict), "the row stands where it stood"
+    assert isinstance(engine.judge_cohort([items[1]]).outcomes[0], Verdict), "the row stands where it stood"
