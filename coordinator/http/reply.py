@@ -275,7 +275,7 @@ def _metrics(asking: Asking, frame: Frame) -> Object:
     return {"metrics": metrics_of(asking, frame.block_size, detailed=frame.detail == "detailed")}
 
 
-ID_HEADER = "x-request-id"
+ID_HEADER = "x-request-id"  # answers have `request-id` as well, which Anthropic's clients read
 METRICS_HEADER = "x-spec-decode-metrics"
 
 
@@ -331,7 +331,7 @@ async def begin(
     names = {"constraint": field, **(names or {})}
     trace = request.headers.get("traceparent", "")
     asking = await Asking.begin(api, prompts, options, name, names=names, trace=trace, record=record)
-    return Begun(asking, name, {ID_HEADER: given or name})
+    return Begun(asking, name, dict.fromkeys((ID_HEADER, "request-id"), given or name))
 
 
 async def respond(

@@ -54,6 +54,7 @@ def test_a_message_says_what_a_chat_says(claude: anthropic.Anthropic, client: op
     fields: Any = {"model": "tiny", "max_tokens": 24, **GREEDY}
     said = chat(client, [{"role": "system", "content": "Be brief."}, USER], max_tokens=24)
     made = claude.messages.create(messages=[USER], system=[{"type": "text", "text": "Be brief."}], **fields)
+    assert made._request_id == made.id
     (block,) = made.content
     assert (block.type, block.text) == ("text", said.choices[0].message.content)
     assert (made.role, made.model, made.stop_reason) == ("assistant", "tiny", "max_tokens")

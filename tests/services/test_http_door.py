@@ -143,7 +143,7 @@ def test_what_is_not_built_is_refused_by_name(cell: HttpCell, path: str, body: d
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        (chat({"role": "narrator", "content": "x"}), "messages"),  # the template's own word
+        (chat({"role": "narrator", "content": "x"}), "messages[0].role"),
         (chat({"role": "tool", "content": "x"}), "messages[0].role"),
         (chat({"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}), "messages[0].tool_calls"),
         (chat({"role": "assistant", "tool_calls": [{}]}), "messages[0].tool_calls[0]"),

@@ -37,11 +37,38 @@ def mended(written: str, of_expression: Callable[[str], str]) -> str:
             made[place] = (kind, _without(parts, [_HALVES, *(_UNWRITTEN if parts == _BOUNDED else ())]))
         elif kind == BYTES:
             _whole(parts)
+    _tell_keys(told["rules"], made)
     data, begins = list[int](), list[int]()
     for kind, parts in made:
         begins.append(len(data))
         data += [kind, len(parts), *parts]
     return json.dumps({**told, "grammar_expr_data": data, "grammar_expr_indptr": begins})
+
+
+def _tell_keys(rules: list[list[Any]], made: list[tuple[int, list[int]]]) -> None:
+    """Keys that may come beside those of a schema are written without escapes, by which they could be one of these."""
+    names = [rule[0] for rule in rules]
+    keys = [rule[1] for rule in rules if "_addl_key" in rule[0]]
+    if not keys or "basic_string_sub" not in names:
+        return
+    rest, plain = names.index("basic_string_sub"), len(rules)
+    for body in (rules[rest][1], *keys):
+        kind, choices = made[body]
+        kept = []
+        for choice in choices:
+            parts = [made[part] for part in made[choice][1]] if made[choice][0] == SEQUENCE else []
+            if (BYTES, [92]) in parts:
+                continue
+            if (RULE, [rest]) in parts:
+                made += [(RULE, [plain]) if part == (RULE, [rest]) else part for part in parts]
+                made.append((SEQUENCE, list(range(len(made) - len(parts), len(made)))))
+                choice = len(made) - 1
+            kept.append(choice)
+        if body == rules[rest][1]:
+            rules.append(["key", len(made), *rules[rest][2:]])
+            made.append((kind, kept))
+        else:
+            made[body] = (kind, kept)
 
 
 def coded(schema: Any) -> Any:

@@ -165,8 +165,9 @@ def misshapen(root: Any) -> str | None:
             for name in names:
                 if not isinstance(schema.get(name, kind()), kind):
                     return f"{where or '#'}: {name} must be {said}"
-        if not isinstance(schema.get("pattern", ""), str):
-            return f"{where or '#'}: pattern must be a text"
+        for name in ("pattern", "format"):
+            if not isinstance(schema.get(name, ""), str):
+                return f"{where or '#'}: {name} must be a text"
         if not isinstance(schema.get("type", ""), str | list):
             return f"{where or '#'}: type must be a name or a list of them"
         if not all(isinstance(name, str) for name in schema.get("required", ())):
@@ -308,7 +309,7 @@ def _inside(where: str, schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name in _MAPS:
         if isinstance(schema.get(name), dict):
             yield from ((f"{where}/{name}/{key}", each) for key, each in schema[name].items())
-    for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
+    for name in ("anyOf", "oneOf", "allOf", "prefixItems", "items"):
         if isinstance(schema.get(name), list):
             yield from ((f"{where}/{name}/{place}", each) for place, each in enumerate(schema[name]))
     yield from ((f"{where}/{name}", schema[name]) for name in _SINGLE if name in schema)

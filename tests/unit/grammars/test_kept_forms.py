@@ -35,6 +35,7 @@ BOTH = {
     "allOf": [{"$ref": "#/$defs/n"}, PART],
 }
 KEYS = {"$defs": {"k": {"enum": ["a", "b"]}}, "propertyNames": {"$ref": "#/$defs/k"}, "additionalProperties": {}}
+MORE = {"properties": {"ab": {"type": "integer"}}, "additionalProperties": {"type": "string"}}
 TUPLE = {"type": "array", "items": [{"type": "string"}, {"type": "integer"}], "minItems": 2}
 SHORT = {"type": "json_schema", "json_schema": {"type": "string", "maxLength": 2}}
 LENGTH_IN_TAG = json.dumps({"type": "structural_tag", "format": SHORT})
@@ -102,6 +103,8 @@ LENGTH_IN_TAG = json.dumps({"type": "structural_tag", "format": SHORT})
             '{"2000-01-01": 1}',
             '{"b": 1}',
         ),
+        (KIND.JSON_SCHEMA, json.dumps(MORE), '{"ab": 1, "abc": "x"}', r'{"ab": 1, "a\u0062": "x"}'),
+        (KIND.JSON_SCHEMA, json.dumps(MORE), '{"": "x"}', r'{"\u0061b": "x"}'),
         (KIND.JSON_SCHEMA, json.dumps(TUPLE), '["a", 1]', '["a", 1, 2]'),
         (KIND.JSON_SCHEMA, json.dumps(TUPLE | {"additionalItems": {"type": "null"}}), '["a", 1, null]', '["a", 1, 2]'),
         (KIND.STRUCTURAL_TAG, LENGTH_IN_TAG, '"ab"', '"\t"'),
@@ -206,6 +209,8 @@ def test_a_pattern_is_written_as_json_writes_it(piece: str, more: str, grammars:
         ({"properties": {"x": {"allOf": [{"$ref": "#"}, PART]}}}, "allOf|too long"),
         ({"type": "object", "properties": []}, "properties must be an object"),
         ({"type": "object", "properties": {"a": {"enum": {}}}}, "/properties/a: enum must be a list"),
+        ({"type": "string", "format": {}}, "format must be a text"),
+        ({"type": "array", "items": [{"type": 0}]}, "/items/0: type must be a name"),
         ({"type": "object", "required": [1]}, "required must be a list of names"),
         ({"type": {}}, "type must be a name"),
         ({"propertyNames": {"maxLength": 2, "type": "string"}, "additionalProperties": False}, "beside propertyNames"),
