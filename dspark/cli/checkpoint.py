@@ -27,14 +27,14 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     check.set_defaults(run=_check)
     convert = actions.add_parser("convert", parents=[shared], help="write a drafter in the speculators format")
     convert.add_argument("drafter", metavar="PATH", type=Path, help="DSpark, DFlash or Eagle3 with Qwen3 layers")
-    convert.add_argument("out", metavar="DIR", type=Path, help="folder to write")
+    convert.add_argument("out", metavar="DIR", type=Path, help="folder to write, which must not be there yet")
     convert.add_argument("--verifier", metavar="NAME", help="name of the target, for the file")
     convert.add_argument("--share-tables", action="store_true", help="leave out what is a copy of the target's")
     convert.add_argument("--keep-tokens", metavar="FILE", type=Path, help="JSON list of the ids the head may draft")
     convert.set_defaults(run=_convert)
     share = actions.add_parser("share", parents=[shared], help="write a drafter without copies of the target's tables")
     share.add_argument("drafter", metavar="PATH", type=Path, help="of any family but a language model")
-    share.add_argument("out", metavar="DIR", type=Path, help="folder to write")
+    share.add_argument("out", metavar="DIR", type=Path, help="folder to write, which must not be there yet")
     share.add_argument("--target", metavar="PATH_OR_ID", required=True, help="whose tables the drafter has")
     share.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="round to it (as it is stored)")
     share.set_defaults(run=_share)
@@ -58,18 +58,21 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    from dspark.errors import ConfigError
+    from dspark.errors import CheckpointError, ConfigError
+    from dspark.model.config_keys import MOST_LISTING_BYTES, read_json_file
     from dspark.model.formats.convert import to_speculators
+    from dspark.model.weights_file import new_folder
 
     keep = None
     if args.keep_tokens is not None:
         try:
-            keep = json.loads(args.keep_tokens.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            keep = read_json_file(args.keep_tokens, most=MOST_LISTING_BYTES)
+        except (OSError, CheckpointError) as error:
             raise ConfigError(f"--keep-tokens: {args.keep_tokens}: {error}") from error
         if not isinstance(keep, list) or not all(type(each) is int for each in keep):
             raise ConfigError(f"--keep-tokens: {args.keep_tokens} holds no list of token ids")
-    to_speculators(args.drafter, args.out, verifier=args.verifier, share_tables=args.share_tables, keep_tokens=keep)
+    with new_folder(args.out) as out:
+        to_speculators(args.drafter, out, verifier=args.verifier, share_tables=args.share_tables, keep_tokens=keep)
     print(args.out)
     return 0
 
@@ -78,9 +81,11 @@ def _share(args: argparse.Namespace) -> int:
     import torch
 
     from dspark.model.formats.convert import without_tables
+    from dspark.model.weights_file import new_folder
 
     dtype = None if args.dtype is None else getattr(torch, args.dtype)
-    without_tables(args.drafter, args.out, target=args.target, dtype=dtype)
+    with new_folder(args.out) as out:
+        without_tables(args.drafter, out, target=args.target, dtype=dtype)
     print(args.out)
     return 0
 

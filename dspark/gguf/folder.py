@@ -12,8 +12,7 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,7 +32,7 @@ from dspark.gguf.architectures import (
 from dspark.gguf.file import GgufFile
 from dspark.model.config_keys import CONFIG_NAME, listed
 from dspark.model.target_check import check_target_config, check_target_headers
-from dspark.model.weights_file import SINGLE_NAME, check_finite, read_directory
+from dspark.model.weights_file import SINGLE_NAME, check_finite, new_folder, read_directory
 
 Progress = Callable[[int, int], None]  # tensors done, of how many
 
@@ -45,7 +44,7 @@ _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r")
 
 def import_gguf(file: str | Path, out: str | Path, progress: Progress | None = None) -> None:
     """Writes the model in `file` as a new folder `out`. Raises CheckpointError, and leaves nothing then."""
-    with GgufFile(file) as source, _new_folder(Path(out)) as folder:
+    with GgufFile(file) as source, new_folder(Path(out)) as folder:
         try:
             _fill(folder, source, progress)
         except CheckpointError as error:
@@ -130,26 +129,6 @@ def _put_json(path: Path, content: Mapping[str, Any]) -> None:
 def _flush(stream: BinaryIO) -> None:
     stream.flush()
     os.fsync(stream.fileno())
-
-
-@contextmanager
-def _new_folder(out: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `out` at the end of the block and vanishes when that fails."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise CheckpointError(f"{out}: there already; name a folder that is not")
-    partial: Path | None = None
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-        partial.chmod(0o755)
-        yield partial
-        partial.rename(out)
-    except OSError as error:
-        said = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
-        raise CheckpointError(f"{out}: cannot be written: {said}") from error
-    finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
 
 
 def save_tokenizer(file: Path, settings: Mapping[str, Any], folder: Path) -> None:

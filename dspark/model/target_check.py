@@ -140,6 +140,8 @@ def _check(raw: dict[str, Any], entries: Mapping[str, TensorEntry]) -> None:
         layers = keys.count("num_hidden_layers", most=MOST_LAYERS)
         if layers > len(entries):
             raise CheckpointError(f"num_hidden_layers: {layers} layers of {len(entries)} tensors")
+    if raw.get("max_position_embeddings") is not None:
+        keys.count("max_position_embeddings", least=2)
     if raw.get("vocab_size") is None or raw.get("hidden_size") is None:
         return  # the library's defaults, which are of ordinary size
     table = (keys.count("vocab_size"), keys.count("hidden_size"))

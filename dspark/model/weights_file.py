@@ -15,8 +15,11 @@ With scales that are powers of two every value is exact in bfloat16.
 from __future__ import annotations
 
 import os
+import shutil
 import struct
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -135,6 +138,27 @@ def read_file(file: Path) -> dict[str, Tensor]:
     """All tensors of one file, under the same checks as weights."""
     entries = _read_header(file)
     return dict(read_tensors(entries, sorted(entries)))
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `out` at the end of the block and vanishes when that fails."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise CheckpointError(f"{out}: there already; name a folder that is not")
+    partial: Path | None = None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        partial.chmod(0o755)
+        yield partial
+        partial.rename(out)
+    except (OSError, SafetensorError) as error:
+        strerror, filename = (getattr(error, name, None) for name in ("strerror", "filename"))
+        said = f"{strerror or error}" + (f" ({filename})" if filename else "")
+        raise CheckpointError(f"{out}: cannot be written: {said}") from error
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def check_finite(name: str, tensor: Tensor) -> None:

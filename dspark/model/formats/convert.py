@@ -51,9 +51,10 @@ def to_speculators(
     maps: dict[str, Tensor] = {}
     rows = None
     if keep_tokens is not None:
-        rows = torch.tensor(sorted(set(keep_tokens)), dtype=torch.int64)
-        if not len(rows) or int(rows[0]) < 0 or int(rows[-1]) >= config.vocab_size:
+        kept = sorted(set(keep_tokens))
+        if not kept or kept[0] < 0 or kept[-1] >= config.vocab_size:
             raise CheckpointError(f"keep_tokens: expected ids below {config.vocab_size}")
+        rows = torch.tensor(kept)
         raw["draft_vocab_size"] = len(rows)
         maps = DraftVocabulary(rows, config.vocab_size).maps()
         left_out.discard(SHARED[1])

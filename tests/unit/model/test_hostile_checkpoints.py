@@ -79,6 +79,8 @@ def test_settings_that_are_no_settings(
         ({"hidden_size": 10**9}, "hidden_size"),
         ({"hidden_size": 65}, "no tensor is"),
         ({"vocab_size": -1}, "vocab_size"),
+        ({"max_position_embeddings": 1}, "max_position_embeddings: .*found 1"),
+        ({"max_position_embeddings": 1 << 63}, "max_position_embeddings: .*found 9223372036854775808"),
         ({"vocab_size": "128"}, "vocab_size"),
         ({"intermediate_size": 10**12}, "intermediate_size"),
         ({"num_attention_heads": 1 << 40}, "num_attention_heads"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -139,12 +140,38 @@ def test_tables_that_are_not_the_target_s_stay(
     assert not (tmp_path / "out").exists()
     assert main([*words, str(TARGET)]) == 0
     assert (tmp_path / "out" / WEIGHTS).read_bytes() == (shared / WEIGHTS).read_bytes()
+    words[3] = str(tmp_path / "rounded")
     assert main([*words, str(TARGET), "--dtype", "bfloat16"]) == 0
-    rounded, exact = load_file(tmp_path / "out" / WEIGHTS), load_file(shared / WEIGHTS)
+    rounded, exact = load_file(tmp_path / "rounded" / WEIGHTS), load_file(shared / WEIGHTS)
     assert all(torch.equal(rounded[name], exact[name].bfloat16()) for name in exact)
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert json.loads((tmp_path / "rounded" / "config.json").read_text())["dtype"] == "bfloat16"
     with pytest.raises(CheckpointError, match="holds no table"):
         without_tables(shared, tmp_path / "again", target=TARGET)
+
+
+@pytest.mark.parametrize("action", ["convert", "share"])
+def test_what_is_there_already_is_not_written_over(
+    action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = Path(shutil.copytree(WHOLE, tmp_path / "mine"))
+    before, more = (mine / "config.json").read_bytes(), ["--target", str(TARGET)] if action == "share" else []
+    for out, named in (
+        (mine, "there already"),
+        (mine / "config.json", "there already"),
+        (mine / "config.json" / "x", "cannot be written"),
+    ):
+        assert main(["checkpoint", action, str(mine), str(out), *more]) == 1
+        assert f"{out}: {named}" in capsys.readouterr().err
+    assert (mine / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, f"[{10**30}]", "[-1]"], ids=["deep", "far", "none"])
+def test_tokens_that_are_none_are_not_kept(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "kept.json").write_text(text)
+    words = ["checkpoint", "convert", str(WHOLE), str(tmp_path / "out"), "--keep-tokens", str(tmp_path / "kept.json")]
+    assert main(words) == 1
+    assert re.search("kept.json: not readable|keep_tokens: expected ids below", capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
 
 
 def _other_target(folder: Path, scale: float) -> Path:
