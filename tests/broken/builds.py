@@ -37,7 +37,7 @@ BUILDS = (
     ),
     Build(
         "blocks that cannot be are nobody's fault", "35", "bad drafter", "coordinator/planning/watchdog.py",
-        "            if share > BAD:\n", "            if share > 1.0:\n",
+        "            if share > BAD[kind]:\n", "            if share > 1.0:\n",
     ),
     Build(
         "rows shifted by a position", "12", "drafters gone", "verify_service/feature_push.py",
