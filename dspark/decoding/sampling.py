@@ -22,7 +22,7 @@ from torch import Tensor
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.types import Cursor, SamplingParams
 
-SHALLOW = 1024  # numbers of a row up to which the largest ones are found quicker than all are sorted
+SHALLOW = 1024  # of the largest numbers of a row, which are found quicker than all are sorted
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class SamplingColumns:
     any_greedy: bool
     any_top_k: bool
     any_top_p: bool
+    alone: Tensor  # [n, 1] bool; nothing but a nucleus may cut it
+    uncut: Tensor  # [n, 1] bool; nothing does
     min_p: Tensor | None = None  # [n, 1] float64; None where nobody asks for it
     deepest: int = 0  # the largest top-k, where every row that is not greedy has one; else 0
 
@@ -57,6 +59,8 @@ def _columns(shapes: tuple[tuple[float, int, float, float], ...], device: torch.
     all_params = [SamplingParams(temperature, top_p, top_k, min_p=min_p) for temperature, top_k, top_p, min_p in shapes]
     greedy = [params.greedy for params in all_params]
     depths = [params.top_k for params in all_params if not params.greedy]
+    alone = [params.greedy or not (params.top_k or params.min_p) for params in all_params]
+    uncut = [params.greedy or (free and params.top_p == 1.0) for free, params in zip(alone, all_params, strict=True)]
 
     def column(values: list[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device).unsqueeze(-1)
@@ -73,6 +77,8 @@ def _columns(shapes: tuple[tuple[float, int, float, float], ...], device: torch.
         min_p=column([0.0 if params.greedy else params.min_p for params in all_params], torch.float64)
         if any(params.min_p for params in all_params)
         else None,
+        alone=column([float(row) for row in alone], torch.bool),
+        uncut=column([float(row) for row in uncut], torch.bool),
         deepest=max(depths) if depths and min(depths) > 0 else 0,
     )
 
@@ -184,18 +190,15 @@ def _one_hot(ids: Tensor, vocab: int) -> Tensor:
 
 
 def _truncate(probs: Tensor, columns: SamplingColumns, *, waits: bool) -> Tensor:
-    """Each row's `kept` most likely tokens, renormalised. How many is read off sorted values, so ties cannot matter."""
-    first = _largest_first(probs, columns.deepest)
-    kept = torch.where(columns.top_k > 0, columns.top_k, first.shape[-1]).clamp_(max=first.shape[-1])
-    kept = kept.expand(len(probs), 1)
-    if columns.min_p is not None:  # equals are kept or cut together
-        likely = (first >= columns.min_p * first[:, :1]).sum(dim=-1, keepdim=True)
-        kept = torch.minimum(kept, likely.clamp_(min=1))  # none of a row of NaN, and a card that looks there dies
-    if columns.any_top_p:
-        mass = first.cumsum(dim=-1)
-        bound = columns.top_p * mass.gather(-1, kept - 1)
-        nucleus = torch.searchsorted(mass, bound) + 1  # the fewest whose mass reaches the bound
-        kept = torch.where(columns.top_p < 1.0, torch.minimum(nucleus, kept), kept)
+    """Each row's `kept` most likely tokens, renormalised; rows without a cut as they are. How many is read off sorted
+    values, so ties cannot matter."""
+    uncut = columns.uncut
+    depth = columns.deepest if columns.deepest <= SHALLOW else 0
+    first = _largest_first(probs, depth or (SHALLOW if waits and probs.device.type == "cpu" else 0))
+    kept = _kept(probs, first, columns)
+    if not depth and first.shape[-1] < probs.shape[-1] and bool(((kept == first.shape[-1]) & ~uncut).any()):
+        first = _largest_first(probs, 0)  # the cut of a row lies deeper
+        kept = _kept(probs, first, columns)
     least = first.gather(-1, kept - 1)
     inside = probs >= least
     over = inside.sum(dim=-1, keepdim=True) - kept  # equals of the last one kept that are too many
@@ -203,17 +206,37 @@ def _truncate(probs: Tensor, columns: SamplingColumns, *, waits: bool) -> Tensor
         equal = probs == least
         room = equal.sum(dim=-1, keepdim=True) - over
         inside &= ~equal | (equal.cumsum(dim=-1) <= room)
-    probs = probs * inside
-    return probs / probs.sum(dim=-1, keepdim=True)
+    cut = probs * (inside | uncut)
+    return cut / torch.where(uncut, 1.0, cut.sum(dim=-1, keepdim=True))
+
+
+def _kept(probs: Tensor, first: Tensor, columns: SamplingColumns) -> Tensor:
+    """How many tokens are left of each row [n, 1], as far as its largest numbers `first` tell: all of them, or more."""
+    most, vocab = first.shape[-1], probs.shape[-1]
+    kept = torch.where(columns.top_k > 0, columns.top_k, most).clamp_(max=most).expand(len(probs), 1)
+    if columns.min_p is not None:  # equals are kept or cut together
+        likely = (first >= columns.min_p * first[:, :1]).sum(dim=-1, keepdim=True)
+        kept = torch.minimum(kept, likely.clamp_(min=1))  # none of a row of NaN, and a card that looks there dies
+    if columns.any_top_p:
+        mass, cuts = first.cumsum(dim=-1), columns.top_p < 1.0
+        bound = columns.top_p * torch.where(columns.alone, probs.sum(dim=-1, keepdim=True), mass.gather(-1, kept - 1))
+        nucleus = torch.searchsorted(mass, bound) + 1  # the fewest whose mass reaches the bound
+        if most < vocab:  # the mass of a row that something else cuts deeper is not known here
+            cuts = cuts & (columns.alone | (kept < most) | ((columns.top_k > 0) & (columns.top_k <= most)))
+        kept = torch.where(cuts, torch.minimum(nucleus, kept), kept)
+    return kept
 
 
 def _largest_first(probs: Tensor, most: int) -> Tensor:
     """The `most` largest numbers of each row, or all for 0: [n, most or V]."""
-    if 0 < most <= SHALLOW:
-        return probs.topk(min(most, probs.shape[-1]), dim=-1).values
-    if probs.device.type == "cpu":
-        return torch.from_numpy(np.sort(probs.numpy(), axis=-1)).flip(-1)  # vectorised, unlike torch's on a CPU
-    return probs.sort(dim=-1, descending=True).values
+    vocab = probs.shape[-1]
+    most = min(most or vocab, vocab)
+    if probs.device.type != "cpu":
+        return probs.topk(most, dim=-1).values if most < vocab else probs.sort(dim=-1, descending=True).values
+    values = probs.numpy()  # whose search and sort are vectorised, unlike torch's on a CPU
+    if most < vocab:
+        values = np.partition(values, vocab - most, axis=-1)[:, vocab - most :]
+    return torch.from_numpy(np.sort(values, axis=-1)).flip(-1)
 
 
 def _nearest_possible(probs: Tensor, ids: Tensor) -> Tensor:

@@ -48,8 +48,8 @@ MUTANTS = [
             ),
             (
                 "a nucleus is that of the whole row, not of the top k",
-                "bound = columns.top_p * mass.gather(-1, kept - 1)",
-                "bound = columns.top_p * mass[:, -1:]",
+                "torch.where(columns.alone, probs.sum(dim=-1, keepdim=True), mass.gather(-1, kept - 1))",
+                "probs.sum(dim=-1, keepdim=True)",
             ),
             (
                 "min-p cuts those that reach it",
@@ -63,14 +63,24 @@ MUTANTS = [
                 "columns.min_p.expand(len(probs), 1)",
             ),
             (
+                "a cut is looked for among the largest alone",
+                "bool(((kept == first.shape[-1]) & ~uncut).any())",
+                "False",
+            ),
+            (
+                "a nucleus of the largest is one of all",
+                "        if most < vocab:  #",
+                "        if not most:  #",
+            ),
+            (
                 "a row without a top-k is cut as deep as the others",
                 "if depths and min(depths) > 0 else 0",
                 "if depths else 0",
             ),
             (
                 "what is cut is not made up for",
-                "    probs = probs * inside\n    return probs / probs.sum(dim=-1, keepdim=True)",
-                "    return probs * inside",
+                "return cut / torch.where(uncut, 1.0, cut.sum(dim=-1, keepdim=True))",
+                "return cut",
             ),
             (
                 "a draw on a boundary takes the token before it",

@@ -39,6 +39,8 @@ ALL_PARAMS = [
     SamplingParams(1.5, min_p=0.02, top_k=7),
     SamplingParams(2.0, min_p=0.05, top_p=0.8, top_k=20),
     SamplingParams(1.0, min_p=1.0),
+    SamplingParams(3.0, top_p=0.95),
+    SamplingParams(3.0, top_p=0.95, min_p=1e-3),
 ]
 
 
@@ -68,6 +70,12 @@ def rows(count: int, vocab: int, seed: int) -> torch.Tensor:
     return torch.randn(count, vocab, generator=torch.Generator().manual_seed(seed)) * 3
 
 
+@pytest.fixture(params=[sampling.SHALLOW, 4], ids=["all of a row is sorted", "a row is sorted where its cut is"])
+def shallow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "SHALLOW", request.param)
+
+
+@pytest.mark.usefixtures("shallow")
 @pytest.mark.parametrize("params", ALL_PARAMS, ids=str)
 def test_a_row_follows_the_definition_of_its_law(params: SamplingParams) -> None:
     logits = rows(6, 41, 1)
@@ -78,14 +86,17 @@ def test_a_row_follows_the_definition_of_its_law(params: SamplingParams) -> None
     assert ((got > 0) == (want > 0)).all()
 
 
-def test_rows_of_a_batch_do_not_touch_each_other() -> None:
-    logits = rows(len(ALL_PARAMS), 300, 2)
-    together = distribution(logits, SamplingColumns.of(ALL_PARAMS))
-    for row, params in enumerate(ALL_PARAMS):
+@pytest.mark.usefixtures("shallow")
+@pytest.mark.parametrize("all_params", [ALL_PARAMS, [ALL_PARAMS[3], *ALL_PARAMS[5:]]])
+def test_rows_of_a_batch_do_not_touch_each_other(all_params: list[SamplingParams]) -> None:
+    logits = rows(len(all_params), 300, 2)
+    together = distribution(logits, SamplingColumns.of(all_params))
+    for row, params in enumerate(all_params):
         alone = distribution(logits[row : row + 1], SamplingColumns.of([params]))
-        torch.testing.assert_close(together[row], alone[0], rtol=1e-12, atol=0.0)
+        assert torch.equal(together[row], alone[0]), params
 
 
+@pytest.mark.usefixtures("shallow")
 @pytest.mark.parametrize("params", ALL_PARAMS, ids=str)
 def test_ties_go_to_the_lowest_id(params: SamplingParams) -> None:
     rng = random.Random(3)
