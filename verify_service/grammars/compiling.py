@@ -70,7 +70,6 @@ def main(arguments: list[str]) -> None:
     _import_compiler()
     requests = socket.socket(fileno=int(fd))
     compiler = make_compiler(Path(folder), int(vocab_size), json.loads(stops))
-    warm()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how children ended
     while True:
         message, sockets, _, _ = socket.recv_fds(requests, 1, 1)
@@ -86,6 +85,7 @@ def make_compiler(folder: Path, vocab_size: int, stop_ids: Sequence[int]) -> Any
     """xgrammar's, of one target. Any thread may use it."""
     import xgrammar
 
+    warm()
     words = read_token_bytes(folder, vocab_size, special_too=True) or []
     info = xgrammar.TokenizerInfo(words, vocab_size=vocab_size, stop_token_ids=list(stop_ids))
     return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
@@ -134,6 +134,8 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
             try_parts(compiler, constraint)
             os.dup2(said.fileno(), 2)  # where the compiler says what it leaves out
             size: int = checked(compiled(compiler, constraint)).memory_size_bytes
+        except RecursionError:
+            return b"noit is nested too deeply"
         except Exception as error:
             return f"no{_sentence(str(error))}".encode()
         said.seek(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -207,6 +208,7 @@ def test_a_pattern_is_written_as_json_writes_it(piece: str, more: str, grammars:
         ({"properties": {"a": {"$ref": "#/x/y~1z"}}, "x": {"y/z": {"uniqueItems": True}}}, "/x/y~1z: uniqueItems"),
         ({"allOf": [{"properties": {"a": {"type": "string"}}}, {"properties": {"a": {"type": "null"}}}]}, "allOf"),
         ({"properties": {"x": {"allOf": [{"$ref": "#"}, PART]}}}, "allOf|too long"),
+        (functools.reduce(lambda inner, _: {"items": inner}, range(900), {}), "nested too deeply"),
         ({"type": "object", "properties": []}, "properties must be an object"),
         ({"type": "object", "properties": {"a": {"enum": {}}}}, "/properties/a: enum must be a list"),
         ({"type": "string", "format": {}}, "format must be a text"),
