@@ -47,7 +47,7 @@ LENGTH_IN_TAG = json.dumps({"type": "structural_tag", "format": SHORT})
     [
         (KIND.REGEX, "[a-c]+x?", "abcx", "abd"),
         (KIND.REGEX, r"^(?P<a>a)$|^(?<b>b\ \@)$", "b @", "ab"),
-        (KIND.REGEX, r"[\^a][^\^-b]", "^c", "ba"),
+        (KIND.REGEX, r"[\^a][^\^-b]", "^c", "bc"),
         (KIND.REGEX, r"\Aa[\W_]\Z", "a_", "aé"),
         (KIND.REGEX, r"[^\w\s]\D[\s\S]", "!é\u3000", "é"),
         (KIND.REGEX, r"\S\d", "é1", "\u00a01"),
