@@ -17,6 +17,7 @@ from dspark.model.formats.deepseek_v4 import ENDS, MARKOV, PREFIX
 from dspark.model.weights_file import ROW, SQUARE, TensorEntry
 
 _BYTES = ("I8", "U8")
+_FACTORS = ("F8_E8M0", "F64", "F32", "F16", "BF16")
 _CLASSIC, _NEXT = "enorm.weight", "markov_head.embed.weight"
 
 
@@ -47,6 +48,8 @@ def _valued(name: str, entry: TensorEntry, scale: TensorEntry) -> TensorEntry:
         blocks = (-(-rows // SQUARE), -(-columns // SQUARE))
     else:
         raise CheckpointError(f"{name}: a scale beside {entry.dtype} values")
+    if scale.dtype not in _FACTORS:  # bytes may be numbers or exponents
+        raise CheckpointError(f"{name}: scales are {scale.dtype}, none of {', '.join(_FACTORS)}")
     if scale.shape != blocks:
         raise CheckpointError(f"{name}: scales {list(scale.shape)} instead of {list(blocks)}")
     return dataclasses.replace(entry, dtype="BF16", shape=(rows, columns), scale=scale, stored=entry.stored or name)

@@ -224,6 +224,10 @@ def _scale(tensors: dict[str, Tensor]) -> None:
     tensors["mtp.1.attn.wkv.scale"] = tensors["mtp.1.attn.wkv.scale"][:0]
 
 
+def _exponents(tensors: dict[str, Tensor]) -> None:
+    tensors["mtp.1.attn.wkv.scale"] = tensors["mtp.1.attn.wkv.scale"].view(torch.uint8)
+
+
 def _expert(tensors: dict[str, Tensor]) -> None:
     del tensors["mtp.1.ffn.experts.3.w2.weight"], tensors["mtp.1.ffn.experts.3.w2.scale"]
 
@@ -235,6 +239,7 @@ def _expert(tensors: dict[str, Tensor]) -> None:
         (_next, UnsupportedFamily, r"DeepSeek-V4\.1"),
         (_without_last, CheckpointError, r"no mtp\.2\.markov_head.*\[0, 1\]"),
         (_scale, CheckpointError, r"mtp\.1\.attn\.wkv\.weight: scales \[0, 1\] instead of \[1, 1\]"),
+        (_exponents, CheckpointError, r"mtp\.1\.attn\.wkv\.weight: scales are U8, none of F8_E8M0"),
         (_expert, CheckpointError, r"missing: mtp\.1\.ffn\.experts\.3\.w2\.weight"),
     ],
 )
