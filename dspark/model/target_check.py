@@ -144,7 +144,8 @@ def _check(raw: dict[str, Any], entries: Mapping[str, TensorEntry]) -> None:
         keys.count("max_position_embeddings", least=2)
     if raw.get("vocab_size") is None or raw.get("hidden_size") is None:
         return  # the library's defaults, which are of ordinary size
-    table = (keys.count("vocab_size"), keys.count("hidden_size"))
+    width = keys.count("word_embed_proj_dim", default=keys.count("hidden_size"))  # OPT's tables may be narrower
+    table = (keys.count("vocab_size"), width)
     if not any(entry.shape == table for entry in entries.values()):
         raise CheckpointError(f"vocab_size, hidden_size: no tensor is {list(table)}, as the embedding would be")
     if raw.get("intermediate_size") is not None and not isinstance(raw["intermediate_size"], list):

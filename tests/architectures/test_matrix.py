@@ -37,10 +37,11 @@ def test_a_few_families_answer_as_the_library_does(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "family",
     [
+        Family("OPTConfig", "paged", {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
         Family("TrOCRConfig", "stateful"),  # makes the logits of all tokens, however many are asked for
         Family("MistralConfig", "refused", {"sliding_window": 1}),  # answers otherwise with its cache than without
     ],
-    ids=["all logits", "window of one"],
+    ids=["narrow tables", "all logits", "window of one"],
 )
 def test_what_the_library_itself_does_otherwise_is_served_right_or_refused(family: Family, tmp_path: Path) -> None:
     check(family, tmp_path)
