@@ -96,12 +96,11 @@ class ContextTable(Generic[C]):
             return Refusal(RefusalReason.INVALID, "reserve_tokens: 0 rows are no context")
         if len(self._contexts) >= self._max_sequences:
             return Refusal(RefusalReason.NO_PAGES, f"{len(self._contexts)} sequences are held, the limit")
-        if not self.pages.can_reserve(reserve_tokens):
+        if not self.pages.reserve(cursor.sequence, reserve_tokens):
             free = self.pages.total - self.pages.held
             return Refusal(
                 RefusalReason.NO_PAGES, f"{self.pages.pages_for(reserve_tokens)} pages are needed and {free} are free"
             )
-        self.pages.reserve(cursor.sequence, reserve_tokens)
         capacity = self.pages.capacity(cursor.sequence)
         self._contexts[cursor.sequence] = self._kind(cursor.sequence, cursor.epoch, owner, capacity, cursor.epoch)
         return None

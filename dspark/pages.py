@@ -1,4 +1,4 @@
-"""Token slots in fixed-size pages: ask first, then act.
+"""Token slots in fixed-size pages.
 
 Pure bookkeeping: knows page numbers, not tensors or devices. A key reserves room for its whole life and gives it back
 whole. Contiguous runs are preferred, because a run can be sliced where scattered pages must be gathered.
@@ -15,10 +15,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-
-from dspark.errors import Overloaded
-
-_RETRY_AFTER_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +67,16 @@ class PageTable:
         """Pages that `tokens` slots need; at least one."""
         return max(1, -(-tokens // self.page_size))
 
-    def can_reserve(self, tokens: int) -> bool:
-        """Whether `reserve` would succeed now."""
-        return self.pages_for(tokens) <= self.total - self._held
-
-    def reserve(self, key: Hashable, tokens: int) -> None:
-        """Holds room for `tokens` slots under a new key; raises Overloaded when there is none."""
+    def reserve(self, key: Hashable, tokens: int) -> bool:
+        """Holds room for `tokens` slots under a new key; False, and nothing changed, when there is none."""
         if key in self._reserved:
             raise ValueError("the key already holds pages")
         wanted = self.pages_for(tokens)
         if wanted > self.total - self._held:
-            raise Overloaded(
-                f"{wanted} pages are needed and {self.total - self._held} of {self.total} are free",
-                retry_after_s=_RETRY_AFTER_S,
-            )
+            return False
         self._reserved[key] = self._take(wanted)
         self._held += wanted
+        return True
 
     def capacity(self, key: Hashable) -> int:
         """Slots reserved under `key`."""
