@@ -136,6 +136,9 @@ class RoundLoop:
 
     def _admit(self, told: Admit, now: float) -> None:
         number, epoch = told.sequence, told.epoch
+        if (live := self._live.get(number)) is not None and live.epoch == epoch:
+            self.counts["admission of who is here"] += 1  # what runs goes on: its coordinator would think it gone
+            return
         if number in self._live or epoch <= self._epochs.get(number, -1):
             self._ask(Released(number, epoch, 0, told.prompt_len, Why.STALE_EPOCH))
             return

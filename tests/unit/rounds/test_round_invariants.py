@@ -196,6 +196,7 @@ def test_r9_an_epoch_that_was_seen_is_not_admitted_again() -> None:
     verifier = Verifier()
     verifier.prefilled(1, drafter=0, epoch=3)
     assert only(verifier.tell(Admit(1, 4, PROMPT, 20)), Released).why is Why.STALE_EPOCH, "it is here"
+    assert not verifier.tell(Admit(1, 3, PROMPT, 20)), "who is told of twice is not said to be gone"
     verifier.tell(Release(1, 3, How.DROP))
     for epoch in (2, 3):
         assert only(verifier.tell(Admit(1, epoch, PROMPT, 20)), Released).why is Why.STALE_EPOCH
