@@ -382,7 +382,7 @@ class RoundLoop:
                 ready.append(sequence)
             elif sequence.state is ORDERED:
                 return
-            elif self._waits_for_acknowledgement(sequence):
+            elif sequence.state is HELD and not sequence.full:  # by the window alone: waited for as long as for a block
                 until = max(until, sequence.held_at + self._waits.deadline_s)
         if ready and until > now:
             self._patient_until = min(until, self._patient_until or until)
@@ -390,10 +390,6 @@ class RoundLoop:
             run = self._passes.begin(cohort, ready, self._leaving.make_room)
             if run is not None:
                 self._ask(run)
-
-    def _waits_for_acknowledgement(self, sequence: SequenceState) -> bool:
-        """Held by the window alone: soon one of its cohort again, and waited for as long as for a block."""
-        return sequence.state is HELD and not sequence.full
 
     def _find(self, number: int, epoch: int, what: str) -> SequenceState | None:
         sequence = self._live.get(number)
