@@ -11,6 +11,7 @@ Of grammars as xgrammar serialises them: rules with an expression each, expressi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -130,11 +131,9 @@ def _without(parts: Sequence[int], out: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def _whole(parts: Sequence[int]) -> None:
-    """Raises ValueError for bytes of half a character."""
-    try:
-        bytes(byte % 256 for byte in parts).decode()
-    except UnicodeDecodeError as error:
-        raise ValueError("a lone surrogate, half of a character, is in no answer") from error
+    """Raises ValueError for bytes that are half a character. Those of a whole one may stand in several places."""
+    if re.search(rb"\xed[\xa0-\xbf]", bytes(byte % 256 for byte in parts)):
+        raise ValueError("a lone surrogate, half of a character, is in no answer")
 
 
 def _escaped(parts: Sequence[int]) -> list[int]:

@@ -105,6 +105,7 @@ LENGTH_IN_TAG = json.dumps({"type": "structural_tag", "format": SHORT})
             '{"b": 1}',
         ),
         (KIND.JSON_SCHEMA, json.dumps(MORE), '{"ab": 1, "abc": "x"}', r'{"ab": 1, "a\u0062": "x"}'),
+        (KIND.JSON_SCHEMA, '{"properties":{"é":{},"è":{}},"additionalProperties":true}', '{"é": 1, "ê": 2}', "[]"),
         (KIND.JSON_SCHEMA, json.dumps(MORE), '{"": "x"}', r'{"\u0061b": "x"}'),
         (KIND.JSON_SCHEMA, json.dumps(TUPLE), '["a", 1]', '["a", 1, 2]'),
         (KIND.JSON_SCHEMA, json.dumps(TUPLE | {"additionalItems": {"type": "null"}}), '["a", 1, null]', '["a", 1, 2]'),
