@@ -165,6 +165,15 @@ def test_what_is_there_already_is_not_written_over(
     assert (mine / "config.json").read_bytes() == before
 
 
+def test_names_out_of_a_file_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = Path(shutil.copytree(WHOLE, tmp_path / "mine"))
+    save_file({**load_file(mine / WEIGHTS), "\x1b[31mred": torch.ones(2)}, mine / WEIGHTS)
+    assert main(["checkpoint", "check", str(mine)]) == 1
+    said = capsys.readouterr().err
+    assert r"unexpected: \x1b[31mred" in said
+    assert "\x1b" not in said
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, f"[{10**30}]", "[-1]"], ids=["deep", "far", "none"])
 def test_tokens_that_are_none_are_not_kept(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "kept.json").write_text(text)
