@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dspark.cli import health
 from dspark.cli.options import add_asking, check_encoding, open_client
+from dspark.cli.terminal import shown
 from dspark.errors import ConfigError, DsparkError
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def _answer(client: Client, prompt: tuple[int, ...], options: dict[str, Any], ea
             for event in stream:
                 text += event.text
                 tokens += len(event.token_ids)
-                print(event.text, end="", flush=True)
+                print(shown(event.text), end="", flush=True)
                 if isinstance(event, Finished):
                     end = event
     except Cancelled:

@@ -11,6 +11,7 @@ from typing import Any
 
 from dspark.cli import health
 from dspark.cli.options import add_asking, check_encoding, open_client
+from dspark.cli.terminal import shown
 from dspark.errors import InvalidRequest
 from dspark.numerals import number_in, whole_in
 
@@ -127,7 +128,7 @@ def _generate(args: argparse.Namespace) -> int:
 
 def _shown(part: Any, has_text: bool) -> str:
     """A target without a tokenizer answers in ids."""
-    return str(part.text) if has_text else "".join(f"{token} " for token in part.token_ids)
+    return shown(str(part.text)) if has_text else "".join(f"{token} " for token in part.token_ids)
 
 
 def _summary(answer: Any) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ from dspark.cli import (
 )
 from dspark.cli.extras import how_to_install
 from dspark.cli.options import Parser
+from dspark.cli.terminal import written_out
 from dspark.errors import DsparkError
 
 EPILOG = """exit codes: 0 done, 1 failed, 2 wrong command line, 130 interrupted.
@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DsparkError as error:
         if args.debug:
             raise
-        print(f"dspark: {_written_out(str(error))}", file=sys.stderr)
+        print(f"dspark: {written_out(str(error))}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
         if args.debug:
@@ -164,14 +164,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if args.debug:
             raise
-        said = _written_out(f"{type(error).__name__}: {error}")
+        said = written_out(f"{type(error).__name__}: {error}")
         print(f"dspark: internal error: {said}; --debug shows where", file=sys.stderr)
         return 1
-
-
-def _written_out(text: str) -> str:
-    """With control characters as escapes: names out of somebody's file must not steer the terminal."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
 
 
 def _missing(module: str) -> str:

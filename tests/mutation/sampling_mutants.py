@@ -63,6 +63,11 @@ MUTANTS = [
                 "columns.min_p.expand(len(probs), 1)",
             ),
             (
+                "a nucleus may be larger than what it is one of",
+                "torch.minimum(nucleus, kept)",
+                "nucleus",
+            ),
+            (
                 "a cut is looked for among the largest alone",
                 "bool(((kept == first.shape[-1]) & ~uncut).any())",
                 "False",
@@ -310,12 +315,5 @@ MUTANTS = [
         "torch.where(values > 0, values / factor, values * factor)",
         "torch.where(values >= 0, values / factor, values * factor)",
         "0 divided and 0 multiplied are both 0",
-    ),
-    harmless(
-        "a nucleus may be larger than the top k",
-        "dspark/decoding/sampling.py",
-        "torch.where(columns.top_p < 1.0, torch.minimum(nucleus, kept), kept)",
-        "torch.where(columns.top_p < 1.0, nucleus, kept)",
-        "a share of what the top k have together is reached by them",
     ),
 ]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dspark.cli.options import tell
+from dspark.cli.terminal import shown
 
 ROOT = Path(__file__).parents[3]
 
@@ -49,3 +50,10 @@ def test_a_process_that_cannot_say_where_it_serves_serves(stdout: str, tmp_path:
 def test_it_says_it_where_somebody_listens(capsys: pytest.CaptureFixture[str]) -> None:
     tell("verify/0 serves at 127.0.0.1:7001")
     assert capsys.readouterr().out == "verify/0 serves at 127.0.0.1:7001\n"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_answer_steers_no_terminal(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    said = "a\tb\n\x1b]0;owned\x07 \x9b2J ü"
+    assert shown(said) == ("a\tb\n\\x1b]0;owned\\x07 \\x9b2J ü" if terminal else said)
