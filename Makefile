@@ -22,8 +22,11 @@ demo: install
 # Two files at a time: first what needs no port, then what talks over ports and starts processes.
 UNITS := tests/unit tests/paper tests/test_rooms.py tests/test_protos_fresh.py
 
-# PYTHON, ARGUMENTS. Two files at a time crowd two cores: what failed beside others is run once more, alone.
-everyday = $(1) -m pytest -q -m "not slow" -n 2 --dist loadfile $(2) || { test $$? = 1 && \
+# PYTHON, ARGUMENTS. Two files at a time crowd two cores: what failed beside others is run once more, alone, if it is no
+# more than crowding explains.
+everyday = $(1) -m pytest -q -m "not slow" -n 2 --dist loadfile --cache-clear $(2) || { test $$? = 1 && \
+	failed=`grep -c ': true' .pytest_cache/v/cache/lastfailed` && \
+	echo "==== $$failed failed beside others; up to 20 are run again alone" && test $$failed -le 20 && \
 	$(1) -m pytest -q -m "not slow" -n 0 --last-failed --last-failed-no-failures none $(2); }
 
 test: install check

@@ -302,7 +302,8 @@ class RoundDriver:
         for each in told:
             if isinstance(each, Admission):
                 admit = each.admit
-                if self._worker.draining.is_set():
+                live = self.rounds.sequence(admit.sequence)
+                if self._worker.draining.is_set() and (live is None or live.epoch != admit.epoch):
                     self._refuse(admit.sequence, admit.epoch, RefusalReason.NO_PAGES, "the verifier is draining")
                 else:
                     self._arriving.setdefault((admit.sequence, admit.epoch), each)

@@ -111,7 +111,9 @@ class DrafterAssignment:
         placed.not_before = self._clock.time() + AGAIN_S
         params, label = placed.state.request.params, placed.state.request.label
         kind = (self._drafters.fingerprint(drafter), params.rule, params.greedy, params.constraint is not None, label)
-        placed.key = self._kinds.setdefault(kind, len(self._kinds)) if len(self._kinds) < KINDS else 0
+        placed.key = (
+            self._kinds.setdefault(kind, len(self._kinds)) if len(self._kinds) < KINDS else self._kinds.get(kind, 0)
+        )
         self._plans.drafted_by(placed.number, placed.key, somebody=drafter > 0)
         self._plans.tries(placed.number, self._drafters.on_trial(drafter, placed.state))
         self.named[placed.number] = drafter

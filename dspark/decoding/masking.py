@@ -80,10 +80,10 @@ def first_masked(logits: Tensor, masks: Sequence[bytes]) -> Tensor:
         own = np.frombuffer(masks[row], "<i4")[: words.shape[1]]
         words[place, : len(own)] = own
     index = torch.tensor(rows, device=logits.device)
-    free = logits[index]
+    free = logits if len(rows) == len(logits) else logits[index]
     left = torch.where(bits(words, logits.shape[-1], logits.device), free, -torch.inf)
-    some = (left > -torch.inf).any(dim=-1, keepdim=True)
-    return logits.index_copy(0, index, torch.where(some, left, free))
+    left = torch.where(left.amax(dim=-1, keepdim=True) > -torch.inf, left, free)
+    return left if free is logits else logits.index_copy(0, index, left)
 
 
 def bits(masks: Masks, vocab: int, device: torch.device | str = "cpu") -> Tensor:

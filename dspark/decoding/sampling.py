@@ -40,7 +40,7 @@ class SamplingColumns:
     any_greedy: bool
     any_top_k: bool
     any_top_p: bool
-    alone: Tensor  # [n, 1] bool; nothing but a nucleus may cut it
+    only_nucleus: Tensor  # [n, 1] bool; nothing else may cut it
     uncut: Tensor  # [n, 1] bool; nothing does
     min_p: Tensor | None = None  # [n, 1] float64; None where nobody asks for it
     deepest: int = 0  # the largest top-k, where every row that is not greedy has one; else 0
@@ -59,8 +59,10 @@ def _columns(shapes: tuple[tuple[float, int, float, float], ...], device: torch.
     all_params = [SamplingParams(temperature, top_p, top_k, min_p=min_p) for temperature, top_k, top_p, min_p in shapes]
     greedy = [params.greedy for params in all_params]
     depths = [params.top_k for params in all_params if not params.greedy]
-    alone = [params.greedy or not (params.top_k or params.min_p) for params in all_params]
-    uncut = [params.greedy or (free and params.top_p == 1.0) for free, params in zip(alone, all_params, strict=True)]
+    only_nucleus = [params.greedy or not (params.top_k or params.min_p) for params in all_params]
+    uncut = [
+        params.greedy or (free and params.top_p == 1.0) for free, params in zip(only_nucleus, all_params, strict=True)
+    ]
 
     def column(values: list[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device).unsqueeze(-1)
@@ -77,7 +79,7 @@ def _columns(shapes: tuple[tuple[float, int, float, float], ...], device: torch.
         min_p=column([0.0 if params.greedy else params.min_p for params in all_params], torch.float64)
         if any(params.min_p for params in all_params)
         else None,
-        alone=column([float(row) for row in alone], torch.bool),
+        only_nucleus=column([float(row) for row in only_nucleus], torch.bool),
         uncut=column([float(row) for row in uncut], torch.bool),
         deepest=max(depths) if depths and min(depths) > 0 else 0,
     )
@@ -207,11 +209,12 @@ def _truncate(probs: Tensor, columns: SamplingColumns, *, waits: bool) -> Tensor
         room = equal.sum(dim=-1, keepdim=True) - over
         inside &= ~equal | (equal.cumsum(dim=-1) <= room)
     cut = probs * (inside | uncut)
-    return cut / torch.where(uncut, 1.0, cut.sum(dim=-1, keepdim=True))
+    return cut / torch.where(uncut, 1.0, _sums(cut))
 
 
 def _kept(probs: Tensor, first: Tensor, columns: SamplingColumns) -> Tensor:
-    """How many tokens are left of each row [n, 1], as far as its largest numbers `first` tell: all of them, or more."""
+    """How many tokens are left of each row [n, 1], by its largest numbers `first`: where it is all of them, the cut may
+    lie deeper."""
     most, vocab = first.shape[-1], probs.shape[-1]
     kept = torch.where(columns.top_k > 0, columns.top_k, most).clamp_(max=most).expand(len(probs), 1)
     if columns.min_p is not None:  # equals are kept or cut together
@@ -219,12 +222,19 @@ def _kept(probs: Tensor, first: Tensor, columns: SamplingColumns) -> Tensor:
         kept = torch.minimum(kept, likely.clamp_(min=1))  # none of a row of NaN, and a card that looks there dies
     if columns.any_top_p:
         mass, cuts = first.cumsum(dim=-1), columns.top_p < 1.0
-        bound = columns.top_p * torch.where(columns.alone, probs.sum(dim=-1, keepdim=True), mass.gather(-1, kept - 1))
+        bound = columns.top_p * torch.where(columns.only_nucleus, _sums(probs), mass.gather(-1, kept - 1))
         nucleus = torch.searchsorted(mass, bound) + 1  # the fewest whose mass reaches the bound
         if most < vocab:  # the mass of a row that something else cuts deeper is not known here
-            cuts = cuts & (columns.alone | (kept < most) | ((columns.top_k > 0) & (columns.top_k <= most)))
+            cuts = cuts & (columns.only_nucleus | (kept < most) | ((columns.top_k > 0) & (columns.top_k <= most)))
         kept = torch.where(cuts, torch.minimum(nucleus, kept), kept)
     return kept
+
+
+def _sums(rows: Tensor) -> Tensor:
+    """Of each row [n, 1], whoever stands beside it: torch on several threads of a CPU sums a lone row in two parts."""
+    if rows.device.type == "cpu":
+        return torch.from_numpy(rows.numpy().sum(axis=-1, keepdims=True))
+    return rows.sum(dim=-1, keepdim=True)
 
 
 def _largest_first(probs: Tensor, most: int) -> Tensor:

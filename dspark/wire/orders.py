@@ -107,9 +107,10 @@ def read_order(message: draft_pb2.Order) -> Order:
         raise PeerError(f"order.features: {'absent' if total else 'there'}, with {total} rows")
     sizes = message.mask_bytes[:] or [0] * count
     fit(count, of="order.", mask_bytes=sizes)
-    if sum(sizes) != len(message.masks) or any(size % 4 for size in sizes):
-        raise PeerError(f"order.masks: {len(message.masks)} bytes, expected {sum(sizes)} in words of 4")
-    masks = [message.masks[first:last] for first, last in pairwise(bounds(sizes))] if message.masks else [b""] * count
+    packed = message.masks  # copied whole whenever it is asked for
+    if sum(sizes) != len(packed) or any(size % 4 for size in sizes):
+        raise PeerError(f"order.masks: {len(packed)} bytes, expected {sum(sizes)} in words of 4")
+    masks = [packed[first:last] for first, last in pairwise(bounds(sizes))]
     sequences = message.sequence[:]
     if len(set(sequences)) < count:
         raise PeerError("order.sequence: one comes twice")

@@ -13,9 +13,10 @@ from dspark.model.checkpoint import load_drafter
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block, fresh_drafter
 from dspark.model.target import TargetTaps
-from dspark.training import loss
 from dspark.training.anchors import draw_anchors, label_blocks
 from dspark.training.asked import answers, questions
+from dspark.training.lean_loss import LeanLoss, lean_block_loss
+from dspark.training.loss import LossWeights, figures
 from dspark.types import Rule
 from guide.pair import DRAFTER, QUESTIONS, Tour
 
@@ -31,11 +32,11 @@ def mini_training(tour: Tour) -> str:
     optimizer = torch.optim.AdamW(heads, lr=RATE)
     generator, log = torch.Generator().manual_seed(0), []
     for step in range(tour.steps):
-        sums = _sums(tour, student, texts[step % len(texts)], generator)
+        objective, sums = _loss(tour, student, texts[step % len(texts)], generator)
         optimizer.zero_grad()
-        loss.mix(sums, loss.LossWeights()).backward()  # type: ignore[no-untyped-call]
+        (objective / sums.denominator).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        log.append(loss.figures(sums))
+        log.append(figures(sums))
     plot = _curves(tour, log, smooth=max(1, min(len(texts), len(log) // 3)))  # every text once
     fifth = max(1, len(log) // 5)
     first, last = (np.mean([row["confidence_abs_error"] for row in part]) for part in (log[:fifth], log[-fifth:]))
@@ -73,8 +74,8 @@ def _texts(tour: Tour) -> list[Tensor]:
     return [answer.ids for answer in told]
 
 
-def _sums(tour: Tour, student: BlockDrafter, ids: Tensor, generator: torch.Generator) -> loss.LossSums:
-    """The loss of some blocks of one text [1, T], against what the target says there."""
+def _loss(tour: Tour, student: BlockDrafter, ids: Tensor, generator: torch.Generator) -> LeanLoss:
+    """Of some blocks of one text [1, T], against what the target says there."""
     model = tour.target.model
     with torch.no_grad(), TargetTaps(model, student.target_layer_ids) as taps:
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
@@ -82,17 +83,18 @@ def _sums(tour: Tour, student: BlockDrafter, ids: Tensor, generator: torch.Gener
     supervised = torch.ones(ids.shape)
     anchors = draw_anchors(supervised, BLOCKS, generator=generator)
     labels = label_blocks(input_ids=ids, loss_mask=supervised, anchors=anchors, block_size=tour.slots)
-    out = student(features=features, input_ids=ids, anchor_positions=anchors.positions, block_keep_mask=anchors.keep)
-    wanted = loss.target_slot_logits(
-        last_hidden=hidden, anchor_positions=anchors.positions, block_size=tour.slots, lm_head=model.lm_head
-    )
-    return loss.block_loss(
-        corrected_logits=out.corrected_logits,
-        confidence_logits=out.confidence_logits,
-        target_logits=wanted,
+    return lean_block_loss(
+        student,
+        hidden=student.forward_hidden(
+            features=features, input_ids=ids, anchor_positions=anchors.positions, block_keep_mask=anchors.keep
+        ),
+        previous_ids=student.previous_ids(ids, anchors.positions),
         target_ids=labels.target_ids,
         eval_mask=labels.eval_mask,
-        decay=4.0,
+        anchor_positions=anchors.positions,
+        last_hidden=hidden,
+        target_head=model.lm_head.weight,
+        weights=LossWeights(),
     )
 
 

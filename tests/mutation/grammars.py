@@ -81,14 +81,37 @@ GRAMMARS = [
         ("the first slot is drawn freely", "if slot == 0 and any(masks)", "if slot < 0", FIRST),
     ),
     *in_file(
+        "verify_service/drafters.py",
+        (
+            "orders bring no masks",
+            "masks = self._engine.first_masks(asked.rows)",
+            "masks = []",
+            ("tests/services/test_rounds_failing.py::test_an_order_brings_the_mask_of_each_sequence",),
+        ),
+    ),
+    *in_file(
+        "verify_service/engine_core.py",
+        (
+            "a mask is that of the next sequence",
+            "return masks if any(masks) else []",
+            "return masks[::-1] if any(masks) else []",
+            ("tests/unit/verify_service/test_under_way.py",),
+        ),
+    ),
+    *in_file(
         "dspark/decoding/masking.py",
         (
             "a mask is another sequence's",
-            "logits.index_copy(0, index, torch",
-            "logits.index_copy(0, index * 0, torch",
+            "logits.index_copy(0, index, left)",
+            "logits.index_copy(0, index * 0, left)",
             FIRST,
         ),
-        ("a form leaves nothing to draft", "torch.where(some, left, free)", "left", FIRST),
+        (
+            "a form leaves nothing to draft",
+            "torch.where(left.amax(dim=-1, keepdim=True) > -torch.inf, left, free)",
+            "left",
+            FIRST,
+        ),
     ),
     *in_file(
         "verify_service/grammars/grammars.py",

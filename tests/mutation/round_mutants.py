@@ -96,6 +96,7 @@ MUTANTS: list[Mutant] = [
                 "if told.through_round >= sequence.round + 1000:",
             ),
         ),
+        ("R9: who is admitted twice is said to be gone", "and live.epoch == epoch:", "and False:", R9),
         ("R9: an epoch is admitted twice", "epoch <= self._epochs.get(", "epoch < self._epochs.get(", R9),
         (
             "R11: a gap in a drafter's rows goes unnoticed",

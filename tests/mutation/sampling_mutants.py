@@ -48,8 +48,8 @@ MUTANTS = [
             ),
             (
                 "a nucleus is that of the whole row, not of the top k",
-                "torch.where(columns.alone, probs.sum(dim=-1, keepdim=True), mass.gather(-1, kept - 1))",
-                "probs.sum(dim=-1, keepdim=True)",
+                "torch.where(columns.only_nucleus, _sums(probs), mass.gather(-1, kept - 1))",
+                "_sums(probs)",
             ),
             (
                 "min-p cuts those that reach it",
@@ -84,7 +84,7 @@ MUTANTS = [
             ),
             (
                 "what is cut is not made up for",
-                "return cut / torch.where(uncut, 1.0, cut.sum(dim=-1, keepdim=True))",
+                "return cut / torch.where(uncut, 1.0, _sums(cut))",
                 "return cut",
             ),
             (

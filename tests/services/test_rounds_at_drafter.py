@@ -161,6 +161,29 @@ async def test_rows_and_order_are_one_message_and_the_block_follows(drafter: Any
     await until(lambda: drafter.engine.held.sequences == 0)
 
 
+async def test_the_mask_of_a_first_slot_is_its_own_sequence_s(drafter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, bytes]] = []
+    drafts = drafter.engine.timed_draft
+
+    def timed_draft(items: Any) -> Any:
+        seen.extend((item.anchor, item.mask) for item in items)
+        return drafts(items)
+
+    monkeypatch.setattr(drafter.engine, "timed_draft", timed_draft)
+    async with RoundsCall(drafter) as call:
+        await call.hear()
+        for sequence in (1, 3):
+            await call.open(sequence)
+        rows = [row(1, 10)._replace(anchor=11), row(2, 3), row(3, 8)._replace(anchor=13)]
+        masks = [b"mask", b"", b"mask" * 2]
+        (first,) = written(1, *rows)
+        order = {"mask_bytes": [len(mask) for mask in masks], "masks": b"".join(masks)}
+        first.order.MergeFrom(draft_pb2.Order(**order))
+        await call.call.write(first)
+        assert (await call.hear()).blocks.order == 1
+    assert seen == [(11, b"mask"), (13, b"mask" * 2)]
+
+
 async def test_more_rows_than_one_message_takes_come_behind_it(drafter: Any) -> None:
     async with RoundsCall(drafter) as call:
         await call.hear()

@@ -17,7 +17,7 @@ import pytest
 import workers
 from certificates import Authority
 from conductor import Answer, Conductor, conducting, planned
-from fake_drafter import INCARNATION, LIES, FakeDrafter
+from fake_drafter import INCARNATION, LIES, FakeDrafter, Said, sound
 from synthetic_file import synthetic_file
 from workers import until
 
@@ -32,7 +32,8 @@ from dspark.runtime.identity import write_token
 from dspark.synthetic.oracle import SyntheticOracle
 from dspark.types import RefusalReason, Rule, SamplingParams
 from dspark.wire.control_down import write_down
-from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
+from dspark.wire.orders import read_order
+from dspark.wire.v1 import draft_pb2, verify_pb2, verify_pb2_grpc
 from verify_service import drafter_stream, drafters
 from verify_service.batch_runner import BatchFailed
 from verify_service.prompts import Prompts
@@ -91,6 +92,22 @@ def verified(answer: Answer) -> bool:
 
 
 # Drafters.
+
+
+async def test_an_order_brings_the_mask_of_each_sequence(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: set[tuple[int, bytes]] = set()
+
+    def reply(order: draft_pb2.Order) -> list[Said] | None:
+        read = read_order(order)
+        heard.update(zip(read.sequences, read.masks, strict=True))
+        return [sound(order)]
+
+    async with verifier(pair) as v, FakeDrafter(reply) as fake, conducting(v, PLAN) as conductor:
+        monkeypatch.setattr(v.engine, "first_masks", lambda rows: [b"mask" * (row.sequence % 3) for row in rows])
+        conductor.port.tell([DrafterAt(1, fake.endpoint, INCARNATION)])
+        asked = [conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1) for place in range(4)]
+        await so_far(v, conductor, asked, lambda: len({sequence for sequence, _ in heard}) == 4)
+    assert heard == {(sequence, b"mask" * (sequence % 3)) for sequence, _ in heard}
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -25,13 +25,13 @@ STREAMS = 8
 KILLS, LONG_KILLS = 6, 100
 WORDS = {"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 12, "maxItems": 12}
 SCHEMA = {"type": "object", "properties": {"words": WORDS}, "required": ["words"], "additionalProperties": False}
-OPTIONS: dict[str, Any] = {"max_tokens": 400, "constraint": {"json_schema": SCHEMA}, "timeout": 300.0, "resume_s": 60.0}
+ASKED: dict[str, Any] = {"max_tokens": 400, "constraint": {"json_schema": SCHEMA}, "timeout": 300.0, "resume_s": 60.0}
 
 
 async def ask(client: AsyncClient, number: int) -> Completion:
     """One of the answers, the same whenever it is asked for."""
     params = {**GREEDY} if number % 2 else {**COUPLED, "seed": number}
-    events = [event async for event in client.generate(prompt(number), **OPTIONS, **params)]
+    events = [event async for event in client.generate(prompt(number), **ASKED, **params)]
     return Completion.of(events)
 
 

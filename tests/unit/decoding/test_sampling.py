@@ -86,6 +86,18 @@ def test_a_row_follows_the_definition_of_its_law(params: SamplingParams) -> None
     assert ((got > 0) == (want > 0)).all()
 
 
+def test_a_row_is_the_same_in_company_on_several_threads() -> None:
+    logits, params = rows(3, 50_000, 4), SamplingParams(1.0, top_p=0.9)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        together = distribution(logits, SamplingColumns.of([params] * 3))
+        for row in range(3):
+            assert torch.equal(together[row], distribution(logits[row : row + 1], SamplingColumns.of([params]))[0])
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.usefixtures("shallow")
 @pytest.mark.parametrize("all_params", [ALL_PARAMS, [ALL_PARAMS[3], *ALL_PARAMS[5:]]])
 def test_rows_of_a_batch_do_not_touch_each_other(all_params: list[SamplingParams]) -> None:

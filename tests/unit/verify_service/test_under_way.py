@@ -4,12 +4,13 @@ whatever is freed, opened or asked for meanwhile changes nothing of what is unde
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import engine_steps
+import numpy as np
 import pytest
 import torch
 from engine_steps import GREEDY, PROMPT
@@ -20,7 +21,7 @@ from dspark.types import Cursor, Refusal, RefusalReason, Rule, SamplingParams, V
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.feature_store import FeatureRows
-from verify_service.interface import PromptPrefill
+from verify_service.interface import PromptPrefill, TooSlow
 from verify_service.sequences import VerifyItem
 from verify_service.synthetic import SyntheticVerifyEngine
 
@@ -380,3 +381,25 @@ def test_nothing_of_a_pass_is_known_before_its_end(engine: Any) -> None:
     assert engine.kept_rows([OrderRow(1, 1, 9, 100, 5, 3, 0)]).counts == [len(said) - 1]
     engine.end(step)
     assert engine.kept_rows([OrderRow(1, 1, 9, 100, 5, 3, 0)]).counts == [len(said)]
+
+
+def test_an_order_tells_what_the_form_of_each_answer_lets_come(engine: Any) -> None:
+    class Stub:
+        def __init__(self, word: int, *, too_slow: bool = False, over: bool = False) -> None:
+            self.word, self.too_slow, self.over = word, too_slow, over
+
+        def masks(self, drafted: Sequence[int]) -> Any:
+            if self.too_slow:
+                raise TooSlow
+            return np.full((0 if self.over else len(drafted) + 1, 2), self.word, np.int32)
+
+    rows = []
+    for number, matcher in enumerate((Stub(7), None, Stub(8), Stub(9, too_slow=True), Stub(9, over=True)), start=1):
+        said = take_in(engine, number)
+        rows.append(OrderRow(number, 1, 9, len(said), said[-1], 3, 0))
+        assert engine.first_masks(rows[-1:]) == [], "nobody has a form"
+        engine._holdings.states[number].matcher = matcher
+    word = [np.full(2, each, np.int32).tobytes() for each in (7, 8)]
+    assert engine.first_masks(rows) == [word[0], b"", word[1], b"", b""]
+    assert engine.first_masks(rows[::-1]) == [b"", b"", word[1], b"", word[0]]
+    assert engine.first_masks([rows[0]._replace(epoch=2), rows[2]]) == [b"", word[1]]
