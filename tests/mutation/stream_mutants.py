@@ -41,8 +41,8 @@ STREAMS: list[Mutant] = [
         "verify_service/round_driver.py",
         (
             "a verifier that leaves takes newcomers",
-            "                if self._worker.draining.is_set():",
-            "                if False:",
+            "self._worker.draining.is_set() and (live",
+            "False and (live",
             LEAVES,
         ),
         (
