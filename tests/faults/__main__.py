@@ -53,6 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="where rows are saved")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for the everyday rows together")
     args = parser.parse_args(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
     known = LONG if args.long else QUICK
     wanted = [word.strip() for word in args.only.split(",") if word.strip()]
     if unknown := set(wanted) - {entry.row for entry in known}:
