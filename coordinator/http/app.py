@@ -32,6 +32,6 @@ def build_app(api: Api, routers: Iterable[APIRouter] = ()) -> FastAPI:
             allow_origins=api.origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", "retry-after-ms"],
+            expose_headers=["x-request-id", "request-id", "retry-after", "retry-after-ms"],
         )
     return app

@@ -52,6 +52,7 @@ AMBIGUOUS = "it repeats repetitions with nothing between them: a text may be rea
 MEMORY = 1 << 30  # address space of a child
 MAX_BYTES = 16 << 20  # of a compiled grammar
 _JSON = (ConstraintKind.JSON_SCHEMA, ConstraintKind.CHOICE, ConstraintKind.STRUCTURAL_TAG)
+MOST_SAID = 200  # characters of a refusal
 FOLLOWED, DOUBTED = 32, 8  # tokens of an answer, of a part that may be read in several ways
 SPACES = 16  # of white space between two parts of JSON: no answer is blank for ever
 
@@ -187,13 +188,11 @@ def _written(constraint: Constraint) -> Iterator[str]:
 
 
 def checked(made: Any) -> Any:
-    """Raises ValueError where no answer can even begin: rules that lead nowhere, or to no token; or where none ends.
+    """Raises ValueError where no answer can even begin: rules that lead nowhere, or to no token.
 
     Follows one answer for a while: where a text is read in ever more ways a single token may take seconds, which nobody
     may wait for who shares a pass with it, and which ends here at the bounds.
     """
-    if not ends(made.grammar.serialize_json()):
-        raise ValueError("no answer ever ends as it asks for")
     for length, (_, going_on) in enumerate(_follow(made, FOLLOWED)):
         if not (length or going_on):
             raise ValueError("no answer begins as it asks for")
@@ -255,6 +254,8 @@ def compiled(compiler: Any, constraint: Constraint) -> Any:
                     part["json_schema"] = coded(rewritten(part["json_schema"]))
             made = xgrammar.Grammar.from_structural_tag(json.dumps(tag))
     written = mended(made.serialize_json(), lambda expression: _of_expression(expression).serialize_json())
+    if not ends(written):  # looked at here: what is compiled has every repetition written out
+        raise ValueError("no answer ever ends as it asks for")
     return compiler.compile_grammar(xgrammar.Grammar.deserialize_json(written))
 
 
@@ -290,7 +291,8 @@ def _sentence(said: str) -> str:
     said = said.strip()
     if ".cc:" in said:
         said = said.rpartition(".cc:")[2].partition(": ")[2] or said
-    return re.sub(r"^Regex parsing \w+ at position \d+: |(; ignoring| and is ignored|[. ]+It is ignored).*", "", said)
+    said = re.sub(r"^Regex parsing \w+ at position \d+: |(; ignoring| and is ignored|[. ]+It is ignored).*", "", said)
+    return said if len(said) <= MOST_SAID else f"{said[:MOST_SAID]}..."
 
 
 if __name__ == "__main__":

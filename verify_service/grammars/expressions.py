@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 Ranges = list[tuple[int, int]]
@@ -97,7 +96,11 @@ def _class(inner: str) -> Ranges:
         item = items[at]
         at += 1
         if len(item) == 2 and item[0] == "\\" and item[1] in "dwsDWS":
-            found += _beyond(item[1]) if negated and item[1].islower() else _shorthand(item[1])
+            name = item[1].lower()
+            if negated:  # what is none of it by either reading
+                found += _beyond(name) if item[1] == name else _others(_SHORT[name])
+            else:
+                found += _shorthand(item[1])
             continue
         first = last = _code(item)
         if items[at : at + 1] == ["-"] and at + 1 < len(items):
@@ -120,7 +123,10 @@ def _code(item: str) -> int:
     if len(item) == 12:
         return ord(item.encode().decode("unicode_escape").encode("utf-16", "surrogatepass").decode("utf-16"))
     if len(item) > 2:
-        return ord(item[2]) % 32 if item[1] == "c" else min(int(item[2:].strip("{}"), 16), sys.maxunicode)
+        code = ord(item[2]) % 32 if item[1] == "c" else int(item[2:].strip("{}"), 16)
+        if code > _LAST:
+            raise ValueError(f"{item[:20]} is no character")
+        return code
     if item[1] in _CONTROLS:
         return _CONTROLS[item[1]]
     if item[1].isalnum() and item[1].isascii():

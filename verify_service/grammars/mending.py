@@ -53,6 +53,12 @@ def _tell_keys(rules: list[list[Any]], made: list[tuple[int, list[int]]]) -> Non
     if not keys or "basic_string_sub" not in names:
         return
     rest, plain = names.index("basic_string_sub"), len(rules)
+    for choice in (choice for body in keys for choice in made[body][1] if made[choice][0] == SEQUENCE):
+        for part in made[choice][1]:
+            kind, parts = made[part]
+            if kind == CLASS and parts[0] and max(parts[1:], default=0) > 127:
+                # It stands for the bytes of characters: one of them in a name of the schema keeps all of them out.
+                made[part] = (kind, [*parts, 128, 0x10FFFF])
     for body in (rules[rest][1], *keys):
         kind, choices = made[body]
         kept = []

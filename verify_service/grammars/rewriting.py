@@ -59,6 +59,8 @@ def rewritten(schema: Any) -> Any:
             part["prefixItems"] = part.pop("items")
             if "additionalItems" in part:
                 part["items"] = part.pop("additionalItems")
+        if isinstance(part.get("prefixItems"), list):
+            part["prefixItems"] = [{} if each is True else each for each in part["prefixItems"]]
         if part.get("pattern") == _DECIMAL:
             part["pattern"] = r"^[+-]?(\d+(\.\d*)?|\.\d+)$"
         _measure(part)
@@ -149,6 +151,10 @@ def _told(schema: Any) -> set[tuple[type, Any]]:
 
 def _name(part: dict[str, Any], root: Any) -> None:
     """What keys have to be, said by the properties."""
+    if part.get("propertyNames") is True:
+        del part["propertyNames"]
+    elif isinstance(part.get("propertyNames"), dict) and "$ref" not in part["propertyNames"]:
+        part["propertyNames"].setdefault("type", "string")  # which a key always is
     names = _resolved(part.get("propertyNames"), root)
     if names is None or part.keys() & {"properties", "patternProperties", "unevaluatedProperties"}:
         return

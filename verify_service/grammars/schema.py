@@ -70,6 +70,7 @@ _SHAPES: dict[type, tuple[str, tuple[str, ...]]] = {
     list: ("a list", ("required", "enum", "anyOf", "oneOf", "allOf", "prefixItems")),
 }
 _LARGEST = 2**63 - 1
+_LONGEST = 80  # characters of where something is wrong
 _CONDITIONS = {"type", "const", "enum", *_OF_TYPES, *_TELL_TYPES, *_UNKEPT, *_BRANCHES}
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
@@ -84,7 +85,11 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
 
 def unkept(schema: Any) -> str | None:
     """What of this schema no answer would be held to, in one sentence; None when all of it is kept."""
-    return next((f"{where or '#'}: {what}" for where, what in _find(schema)), None)
+    found = next(_find(schema), None)
+    if found is None:
+        return None
+    where, what = found
+    return f"{where or '#'}: {what}" if len(where) <= _LONGEST else f"{where[:_LONGEST]}...: {what}"
 
 
 def parts_of(form: Any, *, schemas: bool = True) -> Iterator[dict[str, Any]]:
@@ -159,7 +164,7 @@ def types_of(schema: dict[str, Any]) -> Sequence[str]:
 
 
 def misshapen(root: Any) -> str | None:
-    """What of this schema is none, in one sentence."""
+    """Where it is no schema by the shapes of its values, in one sentence; None where it is one."""
     for where, schema in walk(root):
         for kind, (said, names) in _SHAPES.items():
             for name in names:
@@ -172,6 +177,16 @@ def misshapen(root: Any) -> str | None:
             return f"{where or '#'}: type must be a name or a list of them"
         if not all(isinstance(name, str) for name in schema.get("required", ())):
             return f"{where or '#'}: required must be a list of names"
+        for name in ("Length", "Items", "Properties"):
+            bounds = [schema.get(f"{end}{name}", usual) for end, usual in (("min", 0), ("max", _LARGEST))]
+            if any(type(bound) is not int or not 0 <= bound <= _LARGEST for bound in bounds):
+                return f"{where or '#'}: min{name} and max{name} must be whole numbers from 0 on"
+            if bounds[0] > bounds[1]:
+                return f"{where or '#'}: min{name} is above max{name}"
+        for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
+            bound = schema.get(name, 0)
+            if type(bound) not in (int, float) or not -_LARGEST <= bound <= _LARGEST:
+                return f"{where or '#'}: {name} must be a number within {_LARGEST}"
     return None
 
 
@@ -182,6 +197,8 @@ def _find(root: Any) -> Iterator[tuple[str, str]]:
                 yield where, f"{name} is not supported"
         if "oneOf" in schema:
             yield where, "oneOf is supported where types differ, or values that a required property lists"
+        if len(schema.get("allOf", ())) > 1:
+            yield where, "allOf of several parts is supported where these are objects that take further keys"
         yield from ((where, problem) for check in _CHECKS for problem in check(schema))
         if where and "$id" in schema and any("$ref" in part for _, part in walk(schema)):
             yield where, "$id around a $ref is not supported"
@@ -286,6 +303,10 @@ def _named(schema: dict[str, Any]) -> Iterator[str]:
     for name in ("additionalProperties", "unevaluatedProperties", "properties", "patternProperties"):
         if "propertyNames" in schema and schema.get(name, True) is not True:
             yield f"{name} beside propertyNames is not supported"
+    if schema.get("minProperties", 0) > 1 and (
+        schema.get("patternProperties") or schema.get("additionalProperties", False) is not False
+    ):
+        yield "minProperties above 1 beside keys that are not named is not supported: one of these may come twice"
     names = schema.get("propertyNames")
     if isinstance(names, dict) and names.get("type", "string") != "string":
         yield "propertyNames of another type than string are not supported"

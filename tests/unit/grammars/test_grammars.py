@@ -39,6 +39,7 @@ HOSTILE = {
     "no regex": (KIND.REGEX, "(?=a)b"),
     "no schema": (KIND.JSON_SCHEMA, '{"type":"nonsense"}'),
 }
+LONG = "|".join(f"w{word * 7919 % 100003:05d}" for word in range(1000))  # takes 50 ms of the processor's time
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -153,7 +154,7 @@ def test_a_child_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("bound", ["WALL_S", "CPU_S"])
 def test_what_others_left_no_time_for_may_be_asked_for_again(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, constraint = Grammars(TARGET, VOCAB, [END]), Constraint(KIND.REGEX, "(a{1,40}b){1,40}")
+    mine, constraint = Grammars(TARGET, VOCAB, [END]), Constraint(KIND.REGEX, LONG)
     of(mine.compile(Constraint(KIND.REGEX, "first"), ""))
     monkeypatch.setattr(module, bound, 1e-4)
     with pytest.raises(GrammarFailed if bound == "WALL_S" else GrammarRefused) as refused:
@@ -186,7 +187,7 @@ def test_who_has_waited_too_long_is_told_so_and_not_tried(monkeypatch: pytest.Mo
 
 
 def test_what_takes_long_while_more_of_its_tenant_wait_may_be_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, heavy = Counted(), Constraint(KIND.REGEX, "(a{1,40}b){1,40}")
+    counted, heavy = Counted(), Constraint(KIND.REGEX, LONG)
     monkeypatch.setattr(module, "CROWDED_S", 1e-4)
     made = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), "many/") for n in range(AT_ONCE)]
     until(lambda: len(counted.asked) == AT_ONCE)

@@ -42,6 +42,10 @@ SHORT = {"type": "json_schema", "json_schema": {"type": "string", "maxLength": 2
 LENGTH_IN_TAG = json.dumps({"type": "structural_tag", "format": SHORT})
 
 
+NAMED = '{"properties":{"é":{"type":"integer"},"è":{}},"additionalProperties":{"type":"string"}}'
+HUNDRED = {"type": "object", "properties": {f"p{place}": {"type": "string"} for place in range(100)}}
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "good", "bad"),
     [
@@ -105,7 +109,16 @@ LENGTH_IN_TAG = json.dumps({"type": "structural_tag", "format": SHORT})
             '{"b": 1}',
         ),
         (KIND.JSON_SCHEMA, json.dumps(MORE), '{"ab": 1, "abc": "x"}', r'{"ab": 1, "a\u0062": "x"}'),
-        (KIND.JSON_SCHEMA, '{"properties":{"é":{},"è":{}},"additionalProperties":true}', '{"é": 1, "ê": 2}', "[]"),
+        (KIND.JSON_SCHEMA, NAMED, '{"é": 1, "b": "x"}', '{"é": "x"}'),
+        (KIND.JSON_SCHEMA, NAMED, '{"bé": "x"}', '{"b": 1}'),
+        (KIND.JSON_SCHEMA, '{"type":"object","propertyNames":{"format":"date"}}', '{"2000-01-01": 1}', '{"b": 1}'),
+        (KIND.JSON_SCHEMA, '{"propertyNames":true,"additionalProperties":{}}', '{"b": 1}', '{"b"}'),
+        (KIND.JSON_SCHEMA, '{"type":"array","items":[true,{"type":"null"}]}', "[1, null]", "[1, 2]"),
+        (KIND.REGEX, r"[^\W_]+", "ab", "é"),
+        (KIND.REGEX, r"[^\D]", "1", "١"),
+        (KIND.JSON_SCHEMA, '{"type":"string","maxLength":2000}', '"ab"', "1"),
+        (KIND.JSON_SCHEMA, '{"type":"string","format":"uri","minLength":1,"maxLength":2083}', '"https://a.b/c"', '"a"'),
+        (KIND.JSON_SCHEMA, json.dumps(HUNDRED), '{"p7": "x"}', '{"p7": 1}'),
         (KIND.JSON_SCHEMA, json.dumps(MORE), '{"": "x"}', r'{"\u0061b": "x"}'),
         (KIND.JSON_SCHEMA, json.dumps(TUPLE), '["a", 1]', '["a", 1, 2]'),
         (KIND.JSON_SCHEMA, json.dumps(TUPLE | {"additionalItems": {"type": "null"}}), '["a", 1, null]', '["a", 1, 2]'),
@@ -208,9 +221,15 @@ def test_a_pattern_is_written_as_json_writes_it(piece: str, more: str, grammars:
         ({"type": "object", "patternProperties": {"^a": {}, "a$": {"type": "null"}}}, "several kinds"),
         ({"properties": {"a": {"$ref": "#/x/y~1z"}}, "x": {"y/z": {"uniqueItems": True}}}, "/x/y~1z: uniqueItems"),
         ({"allOf": [{"properties": {"a": {"type": "string"}}}, {"properties": {"a": {"type": "null"}}}]}, "allOf"),
-        ({"properties": {"x": {"allOf": [{"$ref": "#"}, PART]}}}, "allOf|too long"),
+        ({"properties": {"x": {"allOf": [{"$ref": "#"}, PART]}}}, "allOf of several parts"),
         (functools.reduce(lambda inner, _: {"items": inner}, range(900), {}), "nested too deeply"),
         ({"type": "object", "properties": []}, "properties must be an object"),
+        ({"type": "integer", "minimum": 10**400}, "#: minimum must be a number within"),
+        ({"type": "number", "maximum": 1e400}, "#: maximum must be a number within"),
+        ({"type": "string", "minLength": True}, "minLength and maxLength must be whole numbers"),
+        ({"properties": {"a": {"type": "array", "minItems": 3, "maxItems": 2}}}, "/properties/a: minItems is above"),
+        ({"allOf": [{"type": "object", "minProperties": 1}, {"type": "object"}]}, "allOf of several parts"),
+        ({"type": "object", "additionalProperties": {}, "minProperties": 2}, "minProperties above 1"),
         ({"type": "object", "properties": {"a": {"enum": {}}}}, "/properties/a: enum must be a list"),
         ({"type": "string", "format": {}}, "format must be a text"),
         ({"type": "array", "items": [{"type": 0}]}, "/items/0: type must be a name"),
