@@ -142,8 +142,7 @@ class Drafters:
         if known is None or known.stream is None:
             return [DrafterLost(asked.drafter, "lost: there is no stream")]
         kept = self._engine.kept_rows(asked.rows)
-        masks = self._engine.first_masks(asked.rows)
-        for message in orders.write_order(asked.order, asked.rows, kept.counts, kept.token_ids, kept.features, masks):
+        for message in orders.write_order(asked.order, asked.rows, *kept):
             known.stream.send(message)
         self.orders[asked.order] = OutstandingOrder(asked.drafter, asked.rows, time.monotonic())
         if kept.features is not None:

@@ -136,15 +136,13 @@ class EngineCore:
         return self._holdings.grow_within(state, committed_len, slots)
 
     def kept_rows(self, asked: Sequence[OrderRow]) -> KeptRows:
-        """Rows that travel with an order, in one piece."""
-        return self._holdings.kept_rows(asked)
-
-    def first_masks(self, asked: Sequence[OrderRow]) -> list[bytes]:
-        """What the form of each answer lets come next, or nothing at all."""
+        """Rows that travel with an order, in one piece, and masks."""
+        kept = self._holdings.kept_rows(asked)
         masks = [self._first_mask(row.sequence, row.epoch) for row in asked]
-        return masks if any(masks) else []
+        return kept._replace(masks=masks) if any(masks) else kept
 
     def _first_mask(self, sequence: int, epoch: int) -> bytes:
+        """What the form of its answer lets come next; empty where it has none."""
         state = self._holdings.states.get(sequence)
         if state is None or state.epoch != epoch or state.matcher is None or state.matcher.too_slow:
             return b""

@@ -92,11 +92,14 @@ class Step(Protocol):
 
 
 class KeptRows(NamedTuple):
-    """Feature rows that travel with an order, those of one sequence after those of the other."""
+    """What travels with an order: feature rows, those of one sequence after those of the other, and masks."""
 
     counts: list[int]  # of each sequence; 0 where none are kept
     token_ids: list[int]  # at each position
     features: PackedRows | None  # None where there are none
+    masks: Sequence[
+        bytes
+    ] = ()  # what the form of each answer lets come next, see `first_masked`; none has a form: none
 
 
 class TooSlow(Exception):
@@ -230,10 +233,7 @@ class VerifyEnginePort(Protocol):
     def features(self, cursor: Cursor, start: int) -> FeatureRun | Refusal: ...
 
     def kept_rows(self, asked: Sequence[OrderRow]) -> KeptRows:
-        """Those that travel with an order, in one piece."""
-
-    def first_masks(self, asked: Sequence[OrderRow]) -> list[bytes]:
-        """What the form of each answer lets come next, see `first_masked`; nothing where nobody has a form."""
+        """What travels with an order: rows in one piece, and masks."""
 
     def release(self, sequence: int, epoch: int) -> bool: ...
 

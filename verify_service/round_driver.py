@@ -302,8 +302,7 @@ class RoundDriver:
         for each in told:
             if isinstance(each, Admission):
                 admit = each.admit
-                live = self.rounds.sequence(admit.sequence)
-                if self._worker.draining.is_set() and (live is None or live.epoch != admit.epoch):
+                if self._worker.draining.is_set() and not self._runs(admit.sequence, admit.epoch):
                     self._refuse(admit.sequence, admit.epoch, RefusalReason.NO_PAGES, "the verifier is draining")
                 else:
                     self._arriving.setdefault((admit.sequence, admit.epoch), each)
@@ -314,6 +313,10 @@ class RoundDriver:
                 yield from self._drafters.told_of(each)
             else:
                 yield each
+
+    def _runs(self, sequence: int, epoch: int) -> bool:
+        live = self.rounds.sequence(sequence)
+        return live is not None and live.epoch == epoch
 
     def _refuse(self, sequence: int, epoch: int, why: RefusalReason, message: str) -> None:
         """Of a sequence that the loop does not hear of."""

@@ -105,12 +105,13 @@ def read_order(message: draft_pb2.Order) -> Order:
     fit(total, of="order.", token_ids=message.token_ids)
     if message.HasField("features") != (total > 0):
         raise PeerError(f"order.features: {'absent' if total else 'there'}, with {total} rows")
-    sizes = message.mask_bytes[:] or [0] * count
-    fit(count, of="order.", mask_bytes=sizes)
+    sizes = message.mask_bytes[:]
+    if sizes:
+        fit(count, of="order.", mask_bytes=sizes)
     packed = message.masks  # copied whole whenever it is asked for
     if sum(sizes) != len(packed) or any(size % 4 for size in sizes):
         raise PeerError(f"order.masks: {len(packed)} bytes, expected {sum(sizes)} in words of 4")
-    masks = [packed[first:last] for first, last in pairwise(bounds(sizes))]
+    masks = [packed[first:last] for first, last in pairwise(bounds(sizes))] if packed else [b""] * count
     sequences = message.sequence[:]
     if len(set(sequences)) < count:
         raise PeerError("order.sequence: one comes twice")

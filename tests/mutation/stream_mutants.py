@@ -41,8 +41,8 @@ STREAMS: list[Mutant] = [
         "verify_service/round_driver.py",
         (
             "a verifier that leaves takes newcomers",
-            "self._worker.draining.is_set() and (live",
-            "False and (live",
+            "self._worker.draining.is_set() and not self._runs",
+            "False and not self._runs",
             LEAVES,
         ),
         (

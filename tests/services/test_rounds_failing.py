@@ -103,7 +103,7 @@ async def test_an_order_brings_the_mask_of_each_sequence(pair: str, monkeypatch:
         return [sound(order)]
 
     async with verifier(pair) as v, FakeDrafter(reply) as fake, conducting(v, PLAN) as conductor:
-        monkeypatch.setattr(v.engine, "first_masks", lambda rows: [b"mask" * (row.sequence % 3) for row in rows])
+        monkeypatch.setattr(v.engine, "_first_mask", lambda sequence, epoch: b"mask" * (sequence % 3))
         conductor.port.tell([DrafterAt(1, fake.endpoint, INCARNATION)])
         asked = [conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1) for place in range(4)]
         await so_far(v, conductor, asked, lambda: len({sequence for sequence, _ in heard}) == 4)

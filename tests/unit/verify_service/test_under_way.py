@@ -397,9 +397,9 @@ def test_an_order_tells_what_the_form_of_each_answer_lets_come(engine: Any) -> N
     for number, matcher in enumerate((Stub(7), None, Stub(8), Stub(9, too_slow=True), Stub(9, over=True)), start=1):
         said = take_in(engine, number)
         rows.append(OrderRow(number, 1, 9, len(said), said[-1], 3, 0))
-        assert engine.first_masks(rows[-1:]) == [], "nobody has a form"
+        assert not engine.kept_rows(rows[-1:]).masks, "nobody has a form"
         engine._holdings.states[number].matcher = matcher
     word = [np.full(2, each, np.int32).tobytes() for each in (7, 8)]
-    assert engine.first_masks(rows) == [word[0], b"", word[1], b"", b""]
-    assert engine.first_masks(rows[::-1]) == [b"", b"", word[1], b"", word[0]]
-    assert engine.first_masks([rows[0]._replace(epoch=2), rows[2]]) == [b"", word[1]]
+    assert engine.kept_rows(rows).masks == [word[0], b"", word[1], b"", b""]
+    assert engine.kept_rows(rows[::-1]).masks == [b"", b"", word[1], b"", word[0]]
+    assert engine.kept_rows([rows[0]._replace(epoch=2), rows[2]]).masks == [b"", word[1]]
