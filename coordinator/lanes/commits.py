@@ -27,6 +27,7 @@ log = structlog.get_logger("dspark.commits")
 
 REASONS = {  # why a round went without a block, as metrics name it
     "rows missing": "features_missing",
+    "rows lost": "features_missing",
     "no drafter": "no_drafter",
     "drafter late": "drafter_late",
     "drafter lost": "drafter_lost",

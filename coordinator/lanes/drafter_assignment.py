@@ -52,7 +52,7 @@ class DrafterAssignment:
             placed.rows_missing_since = None
             placed.fed = placed.fed or said.drafter == placed.drafter
             self._drafters.drafted(said.drafter)
-        elif said.why_empty != "rows missing":
+        elif REASONS.get(said.why_empty) not in ("features_missing", "unknown_sequence"):
             placed.rows_missing_since = None
         elif placed.rows_missing_since is None:
             placed.rows_missing_since = now

@@ -58,6 +58,7 @@ _EMPTY = {
     "late": Alarm.NOTHING_DRAFTED,
     "drafter late": Alarm.NOTHING_DRAFTED,
     "unknown sequence": Alarm.NOTHING_DRAFTED,
+    "rows lost": Alarm.NOTHING_DRAFTED,
 }
 
 

@@ -70,7 +70,7 @@ from dspark.rounds.state import (
 )
 
 BETWEEN = (IDLE, HELD)  # rounds
-FORGOTTEN = "unknown sequence"  # what a drafter says that has no context of it
+FORGOTTEN, LOST = "unknown sequence", "rows lost"  # by a drafter: all of its context, or rows that were sent
 REMEMBERED = 1 << 16  # sequences whose last epoch is known after they are gone
 
 
@@ -240,7 +240,8 @@ class RoundLoop:
         number, epoch, round, before = sequence.number, sequence.epoch, sequence.round, sequence.committed_len
         if drawn.spoilt:
             sequence.left_empty("invalid")
-        verified, block, why, drafter = sequence.prefix, sequence.block, sequence.why_empty, sequence.drafter
+        verified, block, why = sequence.prefix, sequence.block, sequence.why_empty
+        drafter = sequence.asked or sequence.drafter
         sequence.apply(JUDGED)
         said, forced = sequence.commit(drawn.tokens), drawn.forced
         forced = (*forced, *[False] * len(said))[: len(said)] if any(forced) else ()
@@ -278,7 +279,7 @@ class RoundLoop:
                 self.counts["block that fits no order"] += 1
                 self._without_block(sequence, "invalid")
             elif told.watermarks[place] != sequence.rows_sent:
-                self._without_block(sequence, "rows missing")
+                self._without_block(sequence, FORGOTTEN if reasons[place] == FORGOTTEN else LOST)
                 if reasons[place] == FORGOTTEN:
                     feeding.reopen(sequence, self._waits.inline_rows, self._ask)
                 else:

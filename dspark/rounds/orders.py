@@ -54,7 +54,7 @@ class Orders:
         rows = []
         for place, (sequence, terms) in enumerate(asked):
             slots = min(terms.slots, sequence.room - 1)
-            sequence.order, sequence.row = self._last, place
+            sequence.order, sequence.row, sequence.asked = self._last, place, drafter
             sequence.terms = terms if slots == terms.slots else terms._replace(slots=slots)
             sequence.ordered_len = sequence.committed_len
             rows.append(

@@ -93,6 +93,7 @@ class SequenceState:
         "_stop_ids",
         "acked",
         "anchor",
+        "asked",
         "block",
         "committed_len",
         "drafter",
@@ -138,6 +139,7 @@ class SequenceState:
 
     def _next_round(self) -> None:
         self.order, self.row = 0, 0  # the open order and its place in it
+        self.asked = 0  # who was asked for the block of this round; 0: nobody
         self.terms: Terms = PLAIN  # frozen when the order is sent
         self.block: Sequence[float] = ()  # confidences of the drafted slots that may count
         self.why_empty = ""

@@ -96,6 +96,12 @@ MUTANTS: list[Mutant] = [
                 "if told.through_round >= sequence.round + 1000:",
             ),
         ),
+        (
+            "who lost rows is not told",
+            "sequence.asked or sequence.drafter",
+            "sequence.drafter",
+            (f"{L}missing_rows_at_a_drafter_empty_the_block_and_are_sent_in_bulk",),
+        ),
         ("R9: who is admitted twice is said to be gone", "and live.epoch == epoch:", "and False:", R9),
         ("R9: an epoch is admitted twice", "epoch <= self._epochs.get(", "epoch < self._epochs.get(", R9),
         (

@@ -272,7 +272,9 @@ def test_missing_rows_at_a_drafter_empty_the_block_and_are_sent_in_bulk() -> Non
     order = only(verifier.prefilled(1), SendOrder)
     actions = verifier.tell(BlocksCame(order.order, [(0.9,)], [4]))
     assert only(actions, SendRows) == SendRows(DRAFTER, 1, 0, 4, PROMPT)
-    assert rounds(verifier.ended(only(actions, RunPass)))[0].why_empty == "rows missing"
+    verifier.tell(replace(verifier.loop.plan, number=9, sequences={1: SequencePlan(drafter=OTHER)}))
+    said = rounds(verifier.ended(only(actions, RunPass)))[0]
+    assert (said.why_empty, said.drafter) == ("rows lost", DRAFTER), "whoever is chosen meanwhile"
     assert only(actions, RunPass).rows[0].prefix == 0
 
 
@@ -481,4 +483,6 @@ def test_a_drafter_that_forgot_a_sequence_gets_it_again() -> None:
     assert only(actions, OpenAtDrafter) == OpenAtDrafter(DRAFTER, 1, 0)
     assert only(actions, SendRows).start == 0
     actions = verifier.ended(only(actions, RunPass))
+    said = rounds(actions)[0]
+    assert (said.why_empty, said.drafter) == ("unknown sequence", DRAFTER)
     assert only(verifier.acknowledge(actions) + actions, SendOrder).drafter == DRAFTER, "it drafts again"
