@@ -277,7 +277,8 @@ def _stop_ids(model: Any, folder: Path, vocab_size: int) -> tuple[int, ...]:
             ids = list(stop) if isinstance(stop, list | tuple) else [stop]
             if not all(type(each) is int for each in ids):
                 raise CheckpointError(f"{folder}: eos_token_id: expected ids of tokens, found {show(stop)}")
-            return tuple(each for each in ids if 0 <= each < vocab_size)  # nobody can say the others
+            if known := tuple(each for each in ids if 0 <= each < vocab_size):  # nobody can say the others
+                return known
     return ()
 
 

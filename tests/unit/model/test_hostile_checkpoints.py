@@ -133,6 +133,11 @@ def test_stop_ids_that_are_none_are_refused_by_name(target: Path, said: str, nam
 def test_stop_ids_are_those_of_the_vocabulary_and_settings_of_text_those_that_say_something(target: Path) -> None:
     (target / "generation_config.json").write_text('{"eos_token_id": [2, 128, -1]}')
     assert load_target(target).stop_ids == (2,)
+    (target / "config.json").write_text(
+        json.dumps(json.loads((target / "config.json").read_text()) | {"eos_token_id": 3})
+    )
+    (target / "generation_config.json").write_text('{"eos_token_id": [128]}')
+    assert load_target(target).stop_ids == (3,), "where none can be said, the model's own"
     assert text_keys({"text_config": [1], "hidden_size": 5}).count("hidden_size") == 5
 
 
