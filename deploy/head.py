@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -36,6 +37,7 @@ _PORT_OPTIONS = (
     "runtime-env-agent-port",
     "ray-client-server-port",
 )
+_PORTS = range(20_000, 30_000)  # above Ray's workers, below what kernels choose from
 PREFIX = "dspark-ray-"  # of folders
 _PORT_VARIABLES = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
 
@@ -122,15 +124,20 @@ def stop_head(head: Head) -> list[int]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Different ports nobody listens on now.
+
+    A port that the kernel chooses (`bind` to 0) can become the near end of anybody's connection before its owner
+    listens there, or while the owner is replaced. These lie outside of the range that it chooses from.
+    """
+    found: list[int] = []
+    start = secrets.randbelow(len(_PORTS))
+    for port in (*_PORTS[start:], *_PORTS[:start]):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise Unavailable(f"{count} free ports wanted between {_PORTS.start} and {_PORTS.stop}, {len(found)} there")
 
 
 def _await_ours(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from deploy.head import free_ports
 from deploy.topology import homes
 from dspark.client import Client
 from dspark.errors import Unavailable
@@ -166,8 +167,8 @@ class ProcessCell:
         return self._flags[role].get(key) or os.environ.get(f"DSPARK_{role.upper()}__{key.upper()}")
 
     def _place(self, name: str) -> list[str]:
-        """Where a process listens: the flags that say so."""
-        return ["--bind=127.0.0.1:0"]
+        """Where a process and its successors listen: the flags that say so."""
+        return [f"--bind=127.0.0.1:{free_ports(1)[0]}"]
 
     def _spawn(self, name: str, command: Sequence[str]) -> Child:
         log = self.folder / f"{name.replace('/', '-')}.log"

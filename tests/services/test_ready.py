@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,18 +17,13 @@ from coordinator.workers import membership
 from coordinator.workers.clients import VerifierClient
 from coordinator.workers.warming import Unwarmed
 from coordinator.workers.worker import Address, WorkerRole
+from deploy.head import free_ports
 from dspark.cli.main import main
 from dspark.client import AsyncClient
 from dspark.runtime.server import GrpcServer
 from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
 
 LONG_S = 200.0  # nobody waits so long
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def _states(endpoint: str) -> dict[str, str]:
@@ -61,7 +55,7 @@ async def test_nothing_says_that_it_serves_before(
     golden_target: Path, golden_drafter: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A drafter that was announced is not there yet: requests are taken, and the cell is not ready."""
-    port = _free_port()
+    (port,) = free_ports(1)
     async with verifier(golden_target, golden_drafter) as v:
         told = {"verify": (v.endpoint,), "draft": (f"127.0.0.1:{port}",), "http": "127.0.0.1:0"}
         async with (
@@ -87,7 +81,7 @@ async def test_a_cell_whose_drafter_does_not_come_is_ready_without(golden_target
     async with (
         verifier(golden_target, golden_drafter) as v,
         workers.coordinator(
-            verify=(v.endpoint,), draft=(f"127.0.0.1:{_free_port()}",), warm_up_s=5.0, describe_deadline_s=0.2
+            verify=(v.endpoint,), draft=(f"127.0.0.1:{free_ports(1)[0]}",), warm_up_s=5.0, describe_deadline_s=0.2
         ) as coordinator,
     ):
         await until(lambda: coordinator.membership.ready)

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 import workers
 
+from deploy.head import free_ports
 from dspark.client import AsyncClient, Chunk
 from dspark.client.errors import InvalidRequest, Unavailable
 from tests.services.cell import Cell
@@ -24,7 +25,7 @@ class Site(Cell):
 
     def __init__(self, target: Path, drafter: Path, journal: Path) -> None:
         super().__init__(target, drafter)
-        self._journal, self._endpoint = str(journal), "127.0.0.1:0"
+        self._journal, self._endpoint = str(journal), f"127.0.0.1:{free_ports(1)[0]}"
         self.serving: Any = None
 
     async def start(self) -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, WorkerRole
+from deploy.head import free_ports
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
 from dspark.client import AsyncClient
@@ -44,7 +45,8 @@ class Site:
         self._target = str(target)
         self.processes: dict[str, Any] = {}
 
-    async def verifier(self, name: str, drafter: Path, bind: str = "127.0.0.1:0") -> None:
+    async def verifier(self, name: str, drafter: Path, bind: str = "") -> None:
+        bind = bind or f"127.0.0.1:{free_ports(1)[0]}"
         config = VerifyConfig(target=self._target, drafter=str(drafter), measure_cost=False, bind=bind)
         self.processes[name] = await verify_process.start(config, name=name)
 

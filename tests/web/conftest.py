@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
-from tests.web.browsing import NAMES, PATIENCE_MS, PROBES, Site, Visit, find_chromium, free_port, launch, tiny_cell
+from deploy.head import free_ports
+from tests.web.browsing import NAMES, PATIENCE_MS, PROBES, Site, Visit, find_chromium, launch, tiny_cell
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    port = free_port()
+    (port,) = free_ports(1)
     with tiny_cell(tmp_path_factory.mktemp("cell"), port) as cell:
         yield Site(f"http://127.0.0.1:{port}", cell.client)
 

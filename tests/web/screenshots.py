@@ -9,9 +9,10 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
+from deploy.head import free_ports
 from deploy.processes import ProcessCell
 from dspark import shipped
-from tests.web.browsing import PATIENCE_MS, PROBES, ROOT, Visit, find_chromium, free_port, launch
+from tests.web.browsing import PATIENCE_MS, PROBES, ROOT, Visit, find_chromium, launch
 
 FOLDER = ROOT / "docs" / "screenshots"
 LOADS = (1, 2, 4, 2, 1, 0)  # background answers, three seconds each
@@ -50,7 +51,7 @@ def main() -> None:
     if args.url:
         take_all(chromium, args.url, shots, args.to)
         return
-    port = free_port()
+    (port,) = free_ports(1)
     with ProcessCell(shipped.TARGET, shipped.drafter(), coordinator={"http": f"127.0.0.1:{port}"}):
         take_all(chromium, f"http://127.0.0.1:{port}", shots, args.to)
 

@@ -13,9 +13,11 @@ import pytest
 from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig, FrontendConfig
 from coordinator.frontend import process as frontend_process
+from deploy import head
+from deploy.head import free_ports
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, Unavailable
 from dspark.runtime.security import check_listeners
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
@@ -64,11 +66,21 @@ def test_two_settings_that_want_the_same_port_are_refused() -> None:
 
 
 def test_what_is_free_is_given_back(taken: int) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free = f"127.0.0.1:{probe.getsockname()[1]}"
+    free = f"127.0.0.1:{free_ports(1)[0]}"
     check_listeners([("a.bind", free), ("a.http", "127.0.0.1:0"), ("a.more", "127.0.0.1:0")])
     check_listeners([("a.bind", free)])
+
+
+def test_ports_to_listen_at_are_none_that_the_kernel_gives_to_a_connection() -> None:
+    ports = free_ports(12)
+    assert len(set(ports)) == 12
+    assert max(ports) < 32_768, "the least port that a kernel gives where nobody changed its range"
+
+
+def test_a_port_that_is_taken_is_passed_over(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "_PORTS", range(taken, taken + 1))
+    with pytest.raises(Unavailable, match=rf"^1 free ports wanted between {taken} and {taken + 1}, 0 there"):
+        free_ports(1)
 
 
 def test_what_is_no_endpoint_is_refused_by_its_setting() -> None:
