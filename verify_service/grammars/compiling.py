@@ -2,7 +2,8 @@
 
 Every grammar is compiled in a child of its own, with bounds on time and memory that the system keeps: one that
 explodes, or that crashes the compiler, ends its child and nobody else. A request comes as a socket, over which the
-child answers: one byte when it begins, then `ok` and the bytes that the compiled grammar takes, or `no` and a sentence.
+child answers: one byte when it begins, then `ok` and the bytes that the compiled grammar takes, `no` and a sentence, or
+`er` and what failed here, which is no fault of the grammar.
 Nothing but its bounds ends a child without an answer; who asks need not wait for it. Who hears `ok` may compile the
 same: that takes a fifth of what a compiled grammar takes to be written and read.
 
@@ -31,7 +32,7 @@ from typing import Any
 
 from dspark.token_bytes import read_token_bytes
 from dspark.types import Constraint, ConstraintKind
-from verify_service.grammars.endless import ends
+from verify_service.grammars.endless import ending
 from verify_service.grammars.expressions import inside, warm, whole
 from verify_service.grammars.matcher import SLOW_S
 from verify_service.grammars.mending import coded, mended
@@ -137,8 +138,10 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
             size: int = checked(compiled(compiler, constraint)).memory_size_bytes
         except RecursionError:
             return b"noit is nested too deeply"
-        except Exception as error:
+        except (ValueError, RuntimeError, re.error, MemoryError) as error:  # of the grammar: found here, by the compiler
             return f"no{_sentence(str(error))}".encode()
+        except Exception as error:
+            return f"er{error!r}".encode()
         said.seek(0)
         warned = [line for line in said.read().decode(errors="replace").splitlines() if "Warning: " in line]
     if warned:
@@ -254,8 +257,7 @@ def compiled(compiler: Any, constraint: Constraint) -> Any:
                     part["json_schema"] = coded(rewritten(part["json_schema"]))
             made = xgrammar.Grammar.from_structural_tag(json.dumps(tag))
     written = mended(made.serialize_json(), lambda expression: _of_expression(expression).serialize_json())
-    if not ends(written):  # looked at here: what is compiled has every repetition written out
-        raise ValueError("no answer ever ends as it asks for")
+    written = ending(written)  # looked at here: what is compiled has every repetition written out
     return compiler.compile_grammar(xgrammar.Grammar.deserialize_json(written))
 
 

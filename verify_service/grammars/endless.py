@@ -1,4 +1,4 @@
-"""Grammars of which no answer ever ends: every way on leads back before anything is complete. Pure.
+"""Grammars without what no answer comes out of: ways of which each leads back before anything is complete. Pure.
 
 Read from what xgrammar writes of a grammar: rules with an expression each, expressions as runs of numbers.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 
-RULE, SEQUENCE, CHOICES, REPEAT = 4, 5, 6, 8  # kinds of expressions; those of other kinds always end
+from verify_service.grammars.readings import CHOICES, EMPTY, REPEAT, RULE, SEQUENCE
 
 
-def ends(written: str) -> bool:
-    """Whether some answer is finite. written: a grammar, as xgrammar serialises it."""
+def ending(written: str) -> str:
+    """The same grammar without choices that never end. Raises ValueError where no answer is finite. written: a grammar,
+    as xgrammar serialises it."""
     told = json.loads(written)
     data, begins = told["grammar_expr_data"], told["grammar_expr_indptr"]
+    made = [(data[at], data[at + 2 : at + 2 + data[at + 1]]) for at in begins]
     bodies = [rule[1] for rule in told["rules"]]
     finite = set[int]()
     users = defaultdict[int, set[int]](set)  # by rule that was not known to end, those that wait for it
@@ -24,8 +26,7 @@ def ends(written: str) -> bool:
         return rule in finite
 
     def finishes(expression: int, user: int) -> bool:
-        at = begins[expression]
-        kind, parts = data[at], data[at + 2 : at + 2 + data[at + 1]]
+        kind, parts = made[expression]
         if kind == RULE:
             return ended(parts[0], user)
         if kind == REPEAT:
@@ -40,4 +41,17 @@ def ends(written: str) -> bool:
         if rule not in finite and finishes(bodies[rule], rule):
             finite.add(rule)
             waiting += users.pop(rule, ())
-    return told["root_rule_id"] in finite
+    root = told["root_rule_id"]
+    if root not in finite:
+        raise ValueError("no answer ever ends as it asks for")
+    if len(finite) == len(bodies):
+        return written
+    data, begins = [], []
+    for kind, parts in made:
+        if kind == CHOICES:
+            parts = [part for part in parts if finishes(part, root)] or parts  # none: nobody comes there any more
+        elif kind == REPEAT and parts[0] not in finite:
+            kind, parts = EMPTY, []
+        begins.append(len(data))
+        data += [kind, len(parts), *parts]
+    return json.dumps({**told, "grammar_expr_data": data, "grammar_expr_indptr": begins})

@@ -46,6 +46,11 @@ def inside(expression: str) -> str:
     )
 
 
+def anchored(expression: str) -> bool:
+    """Whether it says of all of a text what that may be. Raises ValueError."""
+    return all(begins and ends for begins, _, ends in _alternatives(expression))
+
+
 def warm() -> None:
     """Finds out what takes a while, for this process and its children."""
     for name in _SHORT:

@@ -144,6 +144,8 @@ class Grammars:
             answer = self._ask(constraint, cpu_s, min(left, WALL_S))
             if answer is None or (not answer and cpu_s < CPU_S):
                 raise GrammarFailed(RefusalReason.BUSY, BUSY)
+            if answer[:2] == b"er":
+                raise ChildProcessError(answer[2:].decode())
             if answer[:2] != b"ok":
                 raise GrammarRefused(answer[2:].decode() or TOO_MUCH)
             size += int(answer[2:])

@@ -11,6 +11,7 @@ import re
 from itertools import combinations
 from typing import Any
 
+from verify_service.grammars.expressions import anchored
 from verify_service.grammars.schema import FORMATS, FORMATTED, NOTES, pointed, types_of, values_of, walk
 
 _YEAR = r"(000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})"
@@ -41,7 +42,14 @@ _URI_CHARACTER = "[A-Za-z0-9._~!$&'()*+,;=:@/?-]"
 _HOST = r"//[A-Za-z0-9.-]{1,64}(:\d{1,5})?"
 _URI = rf"^[a-z][a-z0-9+.-]{{0,15}}:({_HOST}(/{_URI_CHARACTER}{{0,N}})?|[A-Za-z0-9]{_URI_CHARACTER}{{0,N}})$"
 _URI_PARTS = 90
-_DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"  # as pydantic writes it
+_DOMAIN = r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+_AHEAD = {  # patterns that look ahead, and the same without that
+    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+(\.\d*)?|\.\d+)$",  # pydantic's, of decimals
+    # zod's, of mail addresses
+    rf"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]{_DOMAIN}": (
+        rf"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]{_DOMAIN}"
+    ),
+}
 _INMOST = 40  # steps into a schema of which a part is the whole again
 _DEEPEST = 8  # references behind references, parts inside parts
 _MERGED = {"type", "properties", "required", "additionalProperties", "unevaluatedProperties", "allOf"}
@@ -61,8 +69,10 @@ def rewritten(schema: Any) -> Any:
                 part["items"] = part.pop("additionalItems")
         if isinstance(part.get("prefixItems"), list):
             part["prefixItems"] = [{} if each is True else each for each in part["prefixItems"]]
-        if part.get("pattern") == _DECIMAL:
-            part["pattern"] = r"^[+-]?(\d+(\.\d*)?|\.\d+)$"
+        if "pattern" in part:
+            part["pattern"] = _AHEAD.get(part["pattern"], part["pattern"])
+            if anchored(part["pattern"]):  # it says all that there is to say, and a format is a note
+                part.pop("format", None)
         _measure(part)
         if part.get("format") in _PATTERNS and "string" in types_of(part) and FORMATTED.isdisjoint(part):
             part["pattern"] = f"^{_PATTERNS[part.pop('format')]}$"
@@ -75,7 +85,9 @@ def _measure(part: dict[str, Any]) -> None:
     pattern, form = part.get("pattern"), part.get("format")
     if not isinstance(least, int) or not isinstance(most, int | None):
         return
-    if form in FORMATS - _MAY_BE_EMPTY and pattern is None and least < 2:
+    if least == 1 and pattern is not None and not _takes_nothing(pattern):
+        del part["minLength"]
+    elif form in FORMATS - _MAY_BE_EMPTY and pattern is None and least < 2:
         part.pop("minLength", None)
         if form == "uri" and most is not None and most > _URI_PARTS:
             part["pattern"] = _URI.replace("N", str(most - _URI_PARTS))
@@ -84,6 +96,13 @@ def _measure(part: dict[str, Any]) -> None:
         part["pattern"] = f"^{found[1]}{{{max(least, int(found[2] == '+'))},{'' if most is None else most}}}$"
         part.pop("minLength", None)
         part.pop("maxLength", None)
+
+
+def _takes_nothing(pattern: str) -> bool:
+    try:
+        return re.search(pattern, "") is not None
+    except re.error:  # of ECMAScript
+        return True
 
 
 def _merge(part: dict[str, Any], root: Any) -> None:

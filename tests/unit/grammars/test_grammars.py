@@ -238,6 +238,16 @@ def test_who_asked_one_that_ended_meanwhile_is_not_refused_for_good() -> None:
         assert failed.value.reason is RefusalReason.INTERNAL
 
 
+def test_what_fails_here_is_no_fault_of_a_form(grammars: Grammars) -> None:
+    for _ in range(2):  # and is not remembered
+        with pytest.raises(GrammarFailed, match="compiler failed") as failed:
+            of(grammars.compile(Constraint(KIND.CHOICE, "5"), ""))  # which no client can ask for
+        assert failed.value.reason is RefusalReason.INTERNAL
+    unread = {"properties": {"a": {}}, "patternProperties": {"(": {}}}
+    with pytest.raises(GrammarRefused):
+        of(grammars.compile(Constraint(KIND.JSON_SCHEMA, json.dumps(unread)), ""))
+
+
 def test_compilers_that_end_leave_no_descriptor() -> None:
     mine, open_ones = Grammars(TARGET, VOCAB, [END]), set[int]()
     for _ in range(4):

@@ -42,6 +42,7 @@ SHORT = {"type": "json_schema", "json_schema": {"type": "string", "maxLength": 2
 LENGTH_IN_TAG = json.dumps({"type": "structural_tag", "format": SHORT})
 
 
+ZOD_EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 NAMED = '{"properties":{"é":{"type":"integer"},"è":{}},"additionalProperties":{"type":"string"}}'
 HUNDRED = {"type": "object", "properties": {f"p{place}": {"type": "string"} for place in range(100)}}
 
@@ -61,6 +62,9 @@ HUNDRED = {"type": "object", "properties": {f"p{place}": {"type": "string"} for 
         (KIND.JSON_SCHEMA, text(pattern=r"^\w*$", minLength=2), '"ab"', '"a"'),
         (KIND.JSON_SCHEMA, text(pattern=r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"), '"-0.5"', '"-."'),
         (KIND.JSON_SCHEMA, text(format="email", minLength=1), '"a@b.cd"', '"a"'),
+        (KIND.JSON_SCHEMA, text(format="email", pattern=ZOD_EMAIL), '"a.b@c.de"', '"a..b@c.de"'),
+        (KIND.JSON_SCHEMA, text(format="time", pattern=r"^\d\d:\d\d$|^$"), '"10:59"', '"10:59:59Z"'),
+        (KIND.JSON_SCHEMA, text(pattern=r"^[A-Z]{2}\d?$", minLength=1), '"AB"', '""'),
         (KIND.JSON_SCHEMA, text(format="uri", maxLength=94), '"a://b:80/cdef"', '"a://b/cdefg"'),
         (KIND.JSON_SCHEMA, '{"type":"object","propertyNames":{"minLength":2}}', '{"ab": 1}', '{"a": 1}'),
         (KIND.JSON_SCHEMA, text(pattern="aa"), '"aa"', '"baa"'),
@@ -307,6 +311,21 @@ def test_a_grammar_of_which_no_answer_ends_is_refused(text: str, grammars: Gramm
 )
 def test_a_grammar_of_which_some_answer_ends_is_served(text: str, grammars: Grammars) -> None:
     of(grammars.compile(Constraint(KIND.GRAMMAR, text), ""))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"$ref": "#/$defs/n"}, "b": {"type": "integer"}}},
+        {"additionalProperties": {"$ref": "#/$defs/n"}},
+        {"type": ["object", "array"], "patternProperties": {"^a$": {"$ref": "#/$defs/n"}}, "items": {}},
+    ],
+)
+def test_a_value_that_never_ends_is_not_begun(schema: dict[str, Any], grammars: Grammars, tokenizer: Any) -> None:
+    constraint = Constraint(KIND.JSON_SCHEMA, json.dumps({"$defs": {"n": NODE}, **schema}))
+    assert fits(grammars, tokenizer, constraint, "{}")
+    with pytest.raises(ValueError, match="does not continue"):
+        of(grammars.compile(constraint, "")).matcher().accept(tokenizer.encode('{"a": {"c"').ids)
 
 
 @pytest.mark.parametrize(
