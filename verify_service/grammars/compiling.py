@@ -138,7 +138,7 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
             size: int = checked(compiled(compiler, constraint)).memory_size_bytes
         except RecursionError:
             return b"noit is nested too deeply"
-        except (ValueError, RuntimeError, re.error, MemoryError) as error:  # of the grammar: found here, by the compiler
+        except (ValueError, RuntimeError, re.error, MemoryError) as error:  # found here, by the compiler
             return f"no{_sentence(str(error))}".encode()
         except Exception as error:
             return f"er{error!r}".encode()
