@@ -60,6 +60,7 @@ def _is_open(connection: Any) -> bool:
 _CLOSED = 7  # TCP_CLOSE
 
 
+AHEAD = 8  # requests of one connection that wait behind one that is being answered
 HEAD_S = 10.0  # from a connection's beginning, or a request's first byte, to the end of its head
 _CUT, _NAMES = "dspark.cut", "dspark.names"  # in a request's state
 
@@ -95,6 +96,7 @@ class Connection(HttpToolsProtocol):
         self._quiet = quiet
         self._head: asyncio.TimerHandle | None = None
         self._half_closed: HalfClosed | None = None
+        self._running: Any = None  # the request that is being answered; `cycle` is the last that came
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -113,6 +115,12 @@ class Connection(HttpToolsProtocol):
         self._head_came()
         self._quiet.remove(self)
         super().on_headers_complete()
+        if len(self.pipeline) <= AHEAD:  # the library stops reading, and would not notice that the client leaves
+            self.flow.resume_reading()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """The client sends nothing more. It still gets the answer to a request that is whole."""
@@ -122,11 +130,12 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _may_interim(self) -> bool:
-        return self.scope["http_version"] == "1.1" and not self.cycle.response_started
+        running = self._running
+        return running.scope["http_version"] == "1.1" and not running.response_started
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._half_closed is not None and not self.transport.is_closing():
+        if self._half_closed is not None and self._idle and not self.transport.is_closing():
             self.transport.close()
         if self._idle and not self.transport.is_closing():
             self._quiet.add(self, len(self.connections))
@@ -136,6 +145,7 @@ class Connection(HttpToolsProtocol):
         if self._half_closed is not None:
             self._half_closed.stop()
         self._quiet.remove(self)
+        self.cycle = self._running  # which the library tells of it
         super().connection_lost(exc)
 
     def timeout_keep_alive_handler(self) -> None:

@@ -182,6 +182,45 @@ async def test_a_client_that_closes_both_halves_has_left(
     await _until(lambda: not (application.running or server.connections))
 
 
+@pytest.mark.parametrize("first", [b"/", b"/held"])
+async def test_all_that_was_asked_before_a_half_closed_is_answered(
+    address: tuple[str, int], application: Application, first: bytes
+) -> None:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(GET % first + GET % b"/" + GET % b"/")
+    writer.write_eof()
+    application.held.set()
+    async with asyncio.timeout(20):
+        assert (await reader.read()).count(b"fine") == 3
+    writer.close()
+
+
+async def test_nothing_is_said_in_the_middle_of_an_answer_that_others_wait_behind(
+    address: tuple[str, int], application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "FIRST_S", 0.01)
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(GET % b"/stream" + GET % b"/")
+    writer.write_eof()
+    came = b""
+    for _ in range(2000):
+        came += await reader.readuntil(b"\n\n")
+    assert connection_module.INTERIM not in came
+    writer.close()
+    await _until(lambda: "gone" in application.said)
+
+
+async def test_who_leaves_with_more_asked_than_is_answered_has_left(
+    server: HttpServer, address: tuple[str, int], application: Application
+) -> None:
+    _, writer = await _ask(address, b"/gone")
+    await _until(lambda: application.running == 1)
+    writer.write(GET % b"/gone")
+    await writer.drain()
+    writer.close()
+    await _until(lambda: not (application.running or server.connections))
+
+
 async def test_a_request_that_is_cut_short_is_none(address: tuple[str, int], application: Application) -> None:
     reader, writer = await asyncio.open_connection(*address)
     writer.write(b"POST /gone HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nx")
