@@ -53,22 +53,31 @@ class Spent:
         return sum(self.accepted[slot:]) / max(1, sum(self.accepted))
 
 
+def lengths(number: int, answers: int, streams: int) -> list[int]:
+    """Tokens of each answer of one user, from 0. First and last ones are cut, so that users begin and end together, and
+    nothing between: answers that all end in one pass would bring all prompts into the next, which plain decoding alone
+    keeps up for ever."""
+    first = TOKENS * (number + 1) // streams
+    return [first, *[TOKENS] * (answers - 2), TOKENS - first][:answers]
+
+
 async def ask(client: AsyncClient, prompts: Sequence[Prompt], policy: str, streams: int, into: Spent) -> None:
-    """Every prompt once, `streams` at a time."""
-    left = iter(prompts)
-    options: Options = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
+    """Every user's prompts, `streams` users at a time."""
+    options: Options = {"temperature": 0.0, "ignore_eos": True}
     if policy != DEFAULT:
         options["policy"] = policy
 
-    async def user() -> None:
-        for prompt in left:
-            into.add(await client.complete(prompt, timeout=120, **options))
+    async def user(number: int) -> None:
+        mine = prompts[number::streams]
+        for prompt, tokens in zip(mine, lengths(number, len(mine), streams), strict=True):
+            if tokens:
+                into.add(await client.complete(prompt, timeout=120, max_tokens=tokens, **options))
 
     clock = asyncio.get_running_loop().time
     began = clock()
     async with asyncio.TaskGroup() as group:
-        for _ in range(streams):
-            group.create_task(user())
+        for number in range(streams):
+            group.create_task(user(number))
     into.wall_s += clock() - began
 
 
