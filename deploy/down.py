@@ -55,7 +55,7 @@ def _end_unreadable() -> None:
     try:
         content = json.loads(cell_file().read_text(encoding="utf-8"))
         cell_id, leader = str(content["cell_id"]), int(content["ray_pid"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return
     end_all(cell_id, own(leader, cell_id))
 

@@ -18,6 +18,7 @@ from dspark.runtime.identity import DEFAULT_CELL, NoState, read_token, state_dir
 from dspark.runtime.tls import Tls
 
 VERSION = 1
+MOST_PID = 2**31 - 1
 FILE = "cell.json"
 
 
@@ -89,7 +90,7 @@ def find_cell() -> Cell:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise NoCell(f"no cluster is running here (looked for {path}); start one with `dspark up`") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise NoCell(f"{path} cannot be read ({error}); `dspark down` clears it") from None
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise NoCell(f"{path} was written by another version of dspark; `dspark down` clears it")
@@ -97,7 +98,8 @@ def find_cell() -> Cell:
     content = {**absent, **content}  # cells of earlier versions had fewer
     wanted = {field.name: field.type for field in fields(Cell)}
     for name, kind in wanted.items():
-        if not isinstance(content.get(name), int if kind == "int" else str):
+        value = content.get(name)
+        if type(value) is not (int if kind == "int" else str) or (kind == "int" and not 0 <= value <= MOST_PID):
             raise NoCell(f"{path} lacks a proper {name!r}; `dspark down` clears it")
     return Cell(**{name: content[name] for name in wanted})
 
@@ -124,7 +126,11 @@ def write_cell(cell: Cell) -> None:
 
 def remove_cell() -> None:
     """Forgets the cell."""
-    cell_file().unlink(missing_ok=True)
+    path = cell_file()
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise NoState(path.parent, error) from error
 
 
 def is_alive(pid: int) -> bool:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,9 @@ def test_down_without_a_cluster_is_fine(capsys: pytest.CaptureFixture[str]) -> N
         ("[]", "another version"),
         ('{"version": 0}', "another version"),
         ('{"version": 1, "endpoint": 5}', "lacks a proper 'endpoint'"),
+        ("[" * 100_000, "cannot be read"),
+        (json.dumps(asdict(_cell(ray_pid=-1))), "lacks a proper 'ray_pid'"),
+        (json.dumps(asdict(_cell(ray_pid=10**30))), "lacks a proper 'ray_pid'"),
     ],
 )
 def test_a_broken_state_file_is_named_and_down_clears_it(
@@ -129,6 +133,12 @@ def test_a_broken_state_file_is_named_and_down_clears_it(
     assert "`dspark down` clears it" in said
     assert main(["down"]) == 0
     assert not cell_file().exists()
+
+
+def test_a_folder_in_place_of_the_state_file_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    cell_file().mkdir()
+    assert main(["down"]) == 1
+    assert "this state folder cannot be written" in capsys.readouterr().err
 
 
 def test_the_state_file_comes_back_whole_and_private() -> None:
