@@ -97,7 +97,7 @@ class Tls:
         return [path for path in (self.cert, self.key, self.ca) if path]
 
     def check(self, *, server: bool = False) -> None:
-        """Refuses files that cannot be read or do not fit each other, by key."""
+        """Refuses files that cannot be read, do not fit each other or are out of date, by key."""
         if server and not self.cert:
             raise ConfigError("tls_cert, tls_key: a listener cannot do TLS without them")
         for key, path in (("tls_cert", self.cert), ("tls_key", self.key), ("tls_ca", self.ca)):
@@ -118,6 +118,7 @@ class Tls:
                 raise ConfigError(
                     f"tls_cert, tls_key: {self.cert} and {self.key} are no certificate and its plain key ({reason})"
                 ) from error
+            _check_time("tls_cert", self.cert)
 
 
 class OfFiles(Generic[T]):
@@ -150,6 +151,14 @@ class OfFiles(Generic[T]):
             with contextlib.suppress(OSError):  # what is made of them says it
                 found.append(Path(path).stat())
         return [(one.st_mtime_ns, one.st_ino) for one in found]
+
+
+def _check_time(key: str, path: str) -> None:
+    """Peers would refuse it one by one, each with a failed handshake."""
+    told = ssl._ssl._test_decode_cert(path)  # type: ignore[attr-defined]  # no public function reads one
+    begins, ends = told["notBefore"], told["notAfter"]
+    if not ssl.cert_time_to_seconds(begins) <= time.time() <= ssl.cert_time_to_seconds(ends):
+        raise ConfigError(f"{key}: {path} holds from {begins} to {ends}, and not now")
 
 
 def _read(key: str, path: str) -> bytes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import ssl
+import types
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -15,6 +17,7 @@ import workers
 from certificates import Authority
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from dspark.cli import certificates
 from dspark.client import AsyncClient, Denied, Unavailable
 from dspark.errors import ConfigError
 from dspark.runtime.channel import open_channel
@@ -186,3 +189,19 @@ def test_files_that_are_no_certificates_are_refused(tmp_path: Path, ours: Author
             Security.of(ListenConfig(**{**ours.settings(), **change}))
     with pytest.raises(ConfigError, match="tls_ca: cannot read"):
         Security.of(ListenConfig(**{**ours.settings(), "tls_ca": str(tmp_path / "absent")}))
+
+
+@pytest.mark.parametrize("days", [-2, 2])
+def test_a_certificate_out_of_its_time_is_named(days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhen(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:  # type: ignore[override]
+            return datetime.datetime.now(tz) + datetime.timedelta(days=days)
+
+    names = {"datetime": Elsewhen, "timedelta": datetime.timedelta, "UTC": datetime.UTC}
+    with monkeypatch.context() as there:
+        there.setattr(certificates, "datetime", types.SimpleNamespace(**names))
+        tls = Authority(tmp_path).tls()
+    for make in (tls.channel_credentials, lambda: tls.server_credentials(ask_peers=True)):
+        with pytest.raises(ConfigError, match=r"tls_cert: .*node\.crt holds from .* GMT to .* GMT, and not now"):
+            make()
