@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +30,21 @@ from dspark.runtime.security import check_listeners
 from dspark.targets import folder_of, imported, is_imported
 
 
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Of two that start at one time the later one's state file would hide the other's cell."""
+    descriptor = os.open(state_dir(), os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DsparkError(f"another `dspark up` is starting a cluster here ({state_dir()})") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@_alone()
 def bring_up(
     config: ClusterConfig,
     *,
