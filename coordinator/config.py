@@ -8,6 +8,7 @@ from dspark.runtime.listen_config import PublicConfig
 from dspark.runtime.setting import setting
 
 SYNCS = ("always", "interval")  # of the journal
+TOOL_FORMATS = ("hermes", "llama_json", "mistral", "mistral_named", "deepseek", "deepseek_named", "gpt_oss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,9 @@ class ClientsConfig(PublicConfig):
         256, "Longest answer to a chat over HTTP that sets no limit; over gRPC it is 256.", least=1
     )
     tool_format: str = setting(
-        "", "How the target writes calls of tools, see docs/openai.md; empty reads it off its template."
+        "",
+        "How the target writes calls of tools, see docs/openai.md; empty reads it off its template.",
+        one_of=("", *TOOL_FORMATS),
     )
 
 

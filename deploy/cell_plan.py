@@ -31,7 +31,7 @@ def read_config(
 ) -> ClusterConfig:
     """The cell that is asked for. `pair` completes target and drafter where nothing names them."""
     given = load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags=flags)
-    _check_words(given)
+    _check_words("cluster", given.policy, given.rule)
     if given.address is None and (joined := ray_environment.job_address(environ)):
         flags = {**flags, "address": joined}
         given = replace(given, address=joined)
@@ -92,6 +92,8 @@ def plan_topology(
         )
         for role in ProcessRole
     }
+    plan = settings[ProcessRole.COORDINATOR]
+    _check_words("coordinator", plan["policy"], plan["rule"])
     for own in settings.values():  # one name on every process's metrics
         own["served_model"] = own["served_model"] or settings[ProcessRole.COORDINATOR]["served_model"]
     threads = max(settings[role]["threads"] for role in (ProcessRole.VERIFY, ProcessRole.DRAFT))
@@ -126,13 +128,13 @@ def http_bind(wanted: str | None) -> str | None:
     return f"{wanted.rpartition(':')[0]}:{port or free_ports(1)[0]}"
 
 
-def _check_words(config: ClusterConfig) -> None:
+def _check_words(section: str, policy: str | None, rule: str | None) -> None:
     """Of the plan that requests get by default."""
-    if config.rule is not None and config.rule.upper() not in Rule.__members__:
-        raise ConfigError(f"cluster.rule: {config.rule!r} is none of {', '.join(Rule.__members__).lower()}")
-    if config.policy is not None:
+    if rule is not None and rule.upper() not in Rule.__members__:
+        raise ConfigError(f"{section}.rule: {rule!r} is none of {', '.join(Rule.__members__).lower()}")
+    if policy is not None:
         try:
-            parse_policy(config.policy, field="cluster.policy")
+            parse_policy(policy, field=f"{section}.policy")
         except InvalidRequest as error:
             raise ConfigError(str(error)) from error
 

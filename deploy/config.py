@@ -12,6 +12,7 @@ from dspark.runtime.security import split_endpoint
 from dspark.runtime.setting import check_settings, setting
 from dspark.runtime.tls import Tls
 
+MOST = 4096  # processes of a pool
 NO_DRAFTER = "none"  # in place of a drafter's name: plain decoding
 NAME = re.compile("[a-z0-9][a-z0-9-]{0,31}")  # of a cell
 TLS_FILES = ("tls_cert", "tls_key", "tls_ca")
@@ -28,9 +29,9 @@ class ClusterConfig:
         "real", "real, or synthetic: workers of given step times and acceptance, no models.", one_of=ENGINES
     )
     synthetic: str | None = setting(None, "YAML file of a synthetic pair, see docs/simulator.md; for that engine.")
-    verifiers: int = setting(1, "Verifier processes.", least=1)
-    drafters: int = setting(1, "Drafter processes.", least=0)
-    frontends: int = setting(0, "Front end processes; 0 leaves clients to the coordinator's own.", least=0)
+    verifiers: int = setting(1, "Verifier processes.", least=1, most=MOST)
+    drafters: int = setting(1, "Drafter processes.", least=0, most=MOST)
+    frontends: int = setting(0, "Front end processes; 0 leaves clients to the coordinator's own.", least=0, most=MOST)
     cell: str = setting(
         DEFAULT_CELL, "Name of the cell: a label of its metrics, and what keeps cells of one Ray cluster apart."
     )
@@ -104,7 +105,7 @@ class ClusterConfig:
         if len({bool(path) for path in (self.tls_cert, self.tls_key, self.tls_ca)}) > 1:
             raise ConfigError("cluster.tls_cert, cluster.tls_key, cluster.tls_ca: all three or none")
         if self.http is not None:
-            split_endpoint(self.http)
+            split_endpoint(self.http, "cluster.http")
 
     def tls(self) -> Tls | None:
         """How processes of the cell call each other."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deploy.config import NO_DRAFTER, ClusterConfig
+from deploy.config import MOST, NO_DRAFTER, ClusterConfig
 from dspark.errors import ConfigError
 
 PROCESSORS = 2
@@ -92,7 +92,7 @@ def with_templates(topology: Topology, templates: Mapping[ProcessRole, Replica])
 
 def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
     """The same cell with pools of other sizes; replicas that stay keep their names, the highest numbers go first."""
-    if verifiers < 1 or drafters < 0:
+    if not 1 <= verifiers <= MOST or not 0 <= drafters <= MOST:
         raise ConfigError(f"a cell of {verifiers} verifiers and {drafters} drafters cannot serve")
     if drafters and not topology.has_drafter:
         raise ConfigError(f"scale: the cell was started without a drafter, {drafters} of them would have no weights")

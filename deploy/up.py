@@ -66,8 +66,8 @@ def bring_up(
         _import_models(config, say)
     files = token_files(config)
     (port,) = [config.port] if config.port else free_ports(1)
-    if config.port and config.address is None:
-        check_listeners([("cluster.port", f"{config.bind}:{port}")])
+    if config.address is None:
+        check_listeners([("cluster.port" if config.port else "cluster.bind", f"{config.bind}:{port}")])
     topology = plan_topology(config, file=file, environ=environ, port=port, token_files=files)
     secrets = {key: write_token(path) for key, path in files.items()}
     if "client_token_file" in secrets:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dspark.runtime.listen_config import ENGINES, ListenConfig
+from dspark.runtime.listen_config import DTYPES, ENGINES, ListenConfig
 from dspark.runtime.setting import setting
 
 
@@ -19,11 +19,13 @@ class DraftConfig(ListenConfig):
     drafter_revision: str | None = setting(None, "Hub revision of the drafter.")
     target_revision: str | None = setting(None, "Hub revision of the target.")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
-    dtype: str = setting("auto", "auto, float32, bfloat16 or float16.")
+    dtype: str = setting("auto", "auto, float32, bfloat16 or float16.", one_of=DTYPES)
     threads: int = setting(1, "Torch threads of the device thread.", least=1, most=1024)
-    context_tokens: int = setting(65536, "Context rows of the pool.")
+    context_tokens: int = setting(65536, "Context rows of the pool.", least=1)
     page_size: int = setting(16, "Context rows of one page.", least=1, most=4096)
-    context_length: int | None = setting(None, "Blocks past this length are empty; absent: the checkpoint's own limit.")
+    context_length: int | None = setting(
+        None, "Blocks past this length are empty; absent: the checkpoint's own limit.", least=1
+    )
     whole_blocks: bool = setting(False, "Compute all slots of a block, as in training, though fewer are asked for.")
     q_entries: int = setting(64, "Entries kept of each draft distribution.", least=1, most=4096)
     max_sequences: int = setting(1024, "Sequences with context at one time.", least=1, most=1 << 20)
@@ -42,4 +44,4 @@ class DraftConfig(ListenConfig):
         most=65535,
     )
     measure_cost: bool = setting(True, "Measure the cost curve at start, or load a stored one.")
-    cost_max_sequences: int = setting(32, "Largest pass that the cost curve covers.")
+    cost_max_sequences: int = setting(32, "Largest pass that the cost curve covers.", least=1)

@@ -129,8 +129,6 @@ def check_room(config: VerifyConfig, target: LoadedTarget, device: torch.device,
 
 def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps | None) -> Runner:
     """Paged if that is right, else a state per sequence, else the target is not eligible."""
-    if config.attention not in ("auto", "stateful"):
-        raise ConfigError(f"verify.attention: {config.attention!r} is neither auto nor stateful")
     if any(getattr(layer, "sliding_window", None) == 1 for layer in cache_layers(target.model)):
         raise CheckpointError(
             f"{config.target}: not eligible as a target: sliding_window: 1: with its cache the library keeps every key "

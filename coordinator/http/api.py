@@ -17,7 +17,6 @@ from coordinator.config import ClientsConfig
 from coordinator.http.connection import names_of
 from coordinator.http.errors import UnknownModel
 from coordinator.http.template import ChatTemplate, find_template
-from coordinator.http.tools import FORMATS
 from coordinator.reception.input_processor import InputProcessor
 from coordinator.reception.pacing import PacketPace, read_pace
 from coordinator.requests.validation import DEFAULT_MAX_TOKENS
@@ -101,7 +100,7 @@ def make_api(config: ClientsConfig, processor: InputProcessor) -> Api:
         operator_guard=guard_of(security, METRICS),
         unread_s=config.max_unread_s,
         default_max_tokens=config.default_max_tokens,
-        tool_format=_tool_format(config.tool_format),
+        tool_format=config.tool_format,
         template=find_template(config.target, config.target_revision),
         name=config.served_model or "",
         local=is_loopback(split_endpoint(config.http)[0]) and Role.CLIENT in security.access.open_to,
@@ -138,9 +137,3 @@ def guard_of(security: Security, roles: Roles) -> Guard:
         set_caller(caller)
 
     return guard
-
-
-def _tool_format(name: str) -> str:
-    if name and name not in FORMATS:
-        raise ConfigError(f"tool_format: {name!r} is none of {', '.join(FORMATS)}")
-    return name

@@ -159,7 +159,7 @@ def read_yaml(file: str | Path) -> Any:
         return _Loader(Path(file).read_text(encoding="utf-8")).get_single_data()
     except yaml.MarkedYAMLError as error:
         raise ConfigError(f"{file}: cannot be read: {error.problem}{_at(error)}") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from error
 
 

@@ -8,6 +8,7 @@ from dspark.runtime.identity import DEFAULT_CELL
 from dspark.runtime.setting import setting
 
 ENGINES = ("real", "synthetic")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,8 @@ class ListenConfig:
         0,
         "Port of /metrics; 0 takes any, none is off. On loopback, unless metrics_token_file, tls_ca or "
         "insecure lets it listen where `bind` says.",
+        least=0,
+        most=65535,
     )
     token_file: str | None = setting(None, "File that holds the shared worker token.")
     operator_token_file: str | None = setting(

@@ -27,7 +27,7 @@ class SettingBounds(NamedTuple):
         """Empty for a value that will do."""
         least, above, most, one_of = self
         if one_of:
-            return "" if value in one_of else f"{value!r} is none of {', '.join(map(str, one_of))}"
+            return "" if value in one_of else f"{value!r} is none of {', '.join(filter(None, map(str, one_of)))}"
         fits = (
             (least is None or value >= least) and (above is None or value > above) and (most is None or value <= most)
         )

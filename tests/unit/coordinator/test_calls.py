@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import xgrammar
 
+from coordinator.config import TOOL_FORMATS
 from coordinator.http import objects
 from coordinator.http.calls import CallReader, Part, joined
 from coordinator.http.harmony import HarmonyReader
@@ -293,3 +294,7 @@ def test_parts_that_come_together_are_joined() -> None:
     apart += [Part(call=0, arguments="{"), Part(call=0, arguments="}"), Part(call=1, name="g", id="y"), Part("e")]
     together = [Part(reasoning="ab"), Part("cd"), Part(call=0, name="f", id="x", arguments="{}")]
     assert joined(apart) == [*together, Part(call=1, name="g", id="y"), Part("e")]
+
+
+def test_the_setting_names_every_format() -> None:
+    assert tuple(FORMATS) == TOOL_FORMATS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +155,29 @@ def test_words_of_a_plan_are_read_before_anything_starts(given: dict[str, str], 
     with pytest.raises(ConfigError, match=rf"^cluster\.{next(iter(given))}: .*") as told:
         read_config(file=None, environ={}, flags=given, pair=pair)
     assert said in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("coordinator: {policy: fastest}", "coordinator.policy: expected off"),
+        ("coordinator: {rule: best}", "coordinator.rule: 'best' is none of token, block, coupled"),
+        ("coordinator: {tool_format: xml}", "coordinator.tool_format: 'xml' is none of hermes"),
+        ("verify: {dtype: int3}", "verify.dtype: 'int3' is none of auto"),
+        ("verify: {attention: flash}", "verify.attention: 'flash' is none of auto, stateful"),
+        ("verify: {kv_tokens: -5}", "verify.kv_tokens: -5 is less than 0"),
+        ("draft: {context_tokens: 0}", "draft.context_tokens: 0 is less than 1"),
+        ("draft: {metrics_port: 70000}", "draft.metrics_port: 70000 is not in 0..65535"),
+        ("cluster: {verifiers: 100000000}", "cluster.verifiers: 100000000 is not in 1..4096"),
+        ("cluster: {http: nowhere}", "cluster.http: 'nowhere' is not host:port"),
+        ("[" * 5000, "cannot be read"),
+    ],
+)
+def test_what_no_process_could_start_with_is_refused_before_any_does(tmp_path: Path, written: str, said: str) -> None:
+    file = tmp_path / "cell.yaml"
+    file.write_text(written)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        _plan(read_config(file=file, environ={}, flags={"target": "org/t", "drafter": "org/d"}, pair=pair), file)
 
 
 def test_only_a_replica_that_does_not_serve_ends_the_wait() -> None:
