@@ -12,6 +12,7 @@ import re
 import tempfile
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from dspark.errors import DsparkError
 from dspark.runtime.identity import DEFAULT_CELL, NoState, read_token, state_dir
@@ -98,8 +99,9 @@ def find_cell() -> Cell:
     content = {**absent, **content}  # cells of earlier versions had fewer
     wanted = {field.name: field.type for field in fields(Cell)}
     for name, kind in wanted.items():
-        value = content.get(name)
-        if type(value) is not (int if kind == "int" else str) or (kind == "int" and not 0 <= value <= MOST_PID):
+        value: Any = content.get(name)
+        proper = type(value) is int and 0 <= value <= MOST_PID if kind == "int" else isinstance(value, str)
+        if not proper:
             raise NoCell(f"{path} lacks a proper {name!r}; `dspark down` clears it")
     return Cell(**{name: content[name] for name in wanted})
 

@@ -196,7 +196,7 @@ def test_the_drafter_is_found_in_a_checkout_and_beside_an_installation(
     [
         (["--target", "/nowhere/at/all", "--drafter", "b"], "/nowhere/at/all is not a folder with a config.json"),
         (["--target", "org/model"], "cluster.drafter: required"),
-        (["--target", "org/a", "--drafter", "org/b", "--verifiers", "0"], "cluster.verifiers: 0 is less than 1"),
+        (["--target", "org/a", "--drafter", "org/b", "--verifiers", "0"], "cluster.verifiers: 0 is not in 1..4096"),
     ],
 )
 def test_up_refuses_a_senseless_request_before_anything_starts(
