@@ -194,9 +194,7 @@ def engines(
     )
     draft_config = replace(DraftConfig(drafter="random"), context_tokens=2 * tokens, q_entries=1)
     drafter.serve()
-    return verifier, DraftEngine(
-        drafter=drafter, calibration=IDENTITY, config=draft_config, version="random", calibrated=False
-    )
+    return verifier, DraftEngine(drafter, IDENTITY, draft_config, version="random")
 
 
 def served(pair: EnginePair, clock: gpu_steps.DeviceClock, count: int, context: int, rounds: int) -> dict[str, float]:

@@ -109,7 +109,7 @@ class ContextTable(Generic[C]):
         """The context that a chunk's rows belong to, started over by a higher epoch; or why they are dropped."""
         context = self._contexts.get(chunk.sequence)
         if context is None:
-            return Refusal(RefusalReason.UNKNOWN_SEQUENCE, f"sequence {chunk.sequence} was never opened, or released")
+            return Refusal(RefusalReason.UNKNOWN_SEQUENCE, "the sequence was never opened here, or was released")
         if chunk.epoch < context.epoch:
             return Refusal(RefusalReason.STALE_CURSOR, f"epoch {chunk.epoch} was followed by {context.epoch}")
         stop = chunk.start + len(chunk.rows)

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from draft_service.interface import DraftEnginePort, DraftItem
+from draft_service.engine_core import DraftEngineCore
+from draft_service.interface import DraftItem
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Block
 
@@ -38,7 +39,7 @@ class _Asked(NamedTuple):
 class Drafting:
     """post: makes the device thread run a pass, after what it was asked before."""
 
-    def __init__(self, engine: DraftEnginePort, metrics: Metrics, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, engine: DraftEngineCore, metrics: Metrics, post: Callable[[Callable[[], None]], None]) -> None:
         self._engine, self._metrics, self._post = engine, metrics, post
         self._waiting: dict[int, deque[_Asked]] = {}  # by verifier's stream; whose turn it is comes first
         self._posted = False

@@ -18,11 +18,13 @@ from draft_service.contexts import ContextStore
 from draft_service.engine_core import DraftEngineCore
 from draft_service.interface import DrafterShape, Rows
 from draft_service.interface import DraftItem as DraftItem
-from draft_service.loading import load_parts
 from draft_service.sample_block import sample_block
 from dspark.decoding.shaping import Shaper, params_problem
-from dspark.model.calibration import Calibration
+from dspark.model.calibration import IDENTITY, Calibration, load_calibration
+from dspark.model.checkpoint import fingerprint, load_drafter
 from dspark.model.family import Drafter, Proposal
+from dspark.model.location import locate
+from dspark.model.placement import pick_device, pick_dtype
 from dspark.types import NO_Q, Block, Cursor, EmptyReason, Refusal, Rule, SparseQ
 from dspark.wire import tensors
 from dspark.wire.v1 import types_pb2
@@ -31,14 +33,14 @@ log = structlog.get_logger("dspark.draft")
 
 
 class DraftEngine(DraftEngineCore):
-    """Keeps `DraftEnginePort` with a drafter that runs."""
+    """A drafter that runs."""
 
-    def __init__(
-        self, *, drafter: Drafter, calibration: Calibration, config: DraftConfig, version: str, calibrated: bool
-    ) -> None:
+    def __init__(self, drafter: Drafter, calibration: Calibration, config: DraftConfig, *, version: str) -> None:
         self.drafter = drafter
-        self.calibrated = calibrated
-        self.device: torch.device = next(drafter.parameters()).device
+        self.calibrated, self.projection = calibration is not IDENTITY, drafter.fingerprint
+        self.device: torch.device = drafter.device
+        self.dtype = str(drafter.dtype).removeprefix("torch.")
+        self.q_entries = min(config.q_entries, drafter.config.vocab_size)
         self._calibration = calibration
         self._lag = drafter.needs.lag
         self._contexts = ContextStore(
@@ -51,29 +53,20 @@ class DraftEngine(DraftEngineCore):
     @staticmethod
     def load(config: DraftConfig) -> DraftEngine:
         """Loads the weights; call it on the thread that will own the device."""
-        parts = load_parts(config)
-        return DraftEngine(
-            drafter=parts.drafter,
-            calibration=parts.calibration,
-            config=config,
-            version=parts.fingerprint,
-            calibrated=parts.calibrated,
-        )
-
-    # -- what it is -------------------------------------------------------------------------
-
-    @property
-    def projection(self) -> str:
-        """Fingerprint of the projection that rows must come from."""
-        return self.drafter.fingerprint
-
-    @property
-    def q_entries(self) -> int:
-        return min(self.config.q_entries, self.drafter.config.vocab_size)
-
-    @property
-    def dtype(self) -> str:
-        return str(next(self.drafter.parameters()).dtype).removeprefix("torch.")
+        torch.set_num_threads(config.threads)
+        device = pick_device(config.device, key="draft.device")
+        dtype = pick_dtype(config.dtype, device, key="draft.dtype")
+        folder = locate(config.drafter, revision=config.drafter_revision)
+        shared = {"target": config.target or None, "target_revision": config.target_revision}
+        drafter = load_drafter(folder, dtype=dtype, device=device, **shared).requires_grad_(False)
+        drafter.serve()
+        calibration = load_calibration(folder, block_size=drafter.config.block_size)
+        if calibration is IDENTITY:
+            log.info("draft.not_calibrated", drafter=config.drafter)
+        elif calibration.top_k_cut not in (None, config.q_entries):
+            # Confidence was fitted for another cut of q; it still orders slots, but its product is off.
+            log.warning("draft.calibrated_for_other_cut", fitted=calibration.top_k_cut, serving=config.q_entries)
+        return DraftEngine(drafter, calibration, config, version=fingerprint(folder, **shared))
 
     # -- contexts ---------------------------------------------------------------------------
 

@@ -1,21 +1,32 @@
-"""What draft engines have in common: contexts, and which items can be drafted. No torch.
+"""What the services ask of a draft engine: contexts, rows into them, blocks, and which items can be drafted. No torch.
 
+Two engines keep it: `engine.DraftEngine`, which runs a drafter, and `synthetic.SyntheticDraftEngine`, which sleeps.
+Every method runs on the thread that owns the device; `watermark`, `read_rows` and attributes may be used from anywhere.
 An item that cannot be drafted gets an empty block that says why; an empty block is an ordinary block.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from draft_service.config import DraftConfig
 from draft_service.context_table import ContextTable
-from draft_service.interface import DrafterShape, DraftItem
+from draft_service.interface import DrafterShape, DraftItem, Rows
 from dspark.pages import Held
 from dspark.types import Block, Cursor, EmptyReason, Refusal
+from dspark.wire.v1 import types_pb2
 
 
-class DraftEngineCore:
-    """One pool of context, the sequences that live in it."""
+class DraftEngineCore(ABC):
+    """One drafter, one pool of context, the sequences that live in it."""
+
+    projection: str  # fingerprint of the projection that rows must come from
+    q_entries: int  # entries of a draft distribution that are sent
+    calibrated: bool
+    device: Any
+    dtype: str
 
     def __init__(
         self,
@@ -43,15 +54,23 @@ class DraftEngineCore:
         """Contiguous rows held; 0 for an unknown sequence or another epoch."""
         return self._table.watermark(sequence, epoch)
 
-    def knows(self, cursor: Cursor) -> bool:
-        """Whether the sequence is open under this epoch."""
-        return self._table.knows(cursor)
-
     def release(self, sequence: int, epoch: int) -> bool:
         return self._table.release(sequence, epoch)
 
     def release_owner(self, owner: int) -> int:
         return self._table.release_owner(owner)
+
+    @abstractmethod
+    def read_rows(self, chunk: types_pb2.TensorChunk, max_rows: int) -> Any:
+        """[rows, width] of a message in the engine's own form; raises PeerError naming the field that is wrong."""
+
+    @abstractmethod
+    def ingest_many(self, chunks: Sequence[Rows]) -> list[int | Refusal]:
+        """Several chunks in one pass; the watermark of each one's sequence afterwards, or why not."""
+
+    @abstractmethod
+    def timed_draft(self, items: Sequence[DraftItem]) -> tuple[list[Block], int]:
+        """One block per item, in order, and the nanoseconds they took on the device thread."""
 
     def _sound(self, item: DraftItem) -> bool:
         """Whether this drafter can draft it at all, rows and room apart."""
@@ -69,7 +88,7 @@ class DraftEngineCore:
             return because(EmptyReason.INVALID)
         if item.features_through > cursor.anchor_position or not self._sound(item):
             return because(EmptyReason.INVALID)
-        if not self.knows(cursor):
+        if not self._table.knows(cursor):
             return because(EmptyReason.UNKNOWN_SEQUENCE)
         if cursor.anchor_position + shape.block_size > self.context_length:
             return because(EmptyReason.TOO_LONG)

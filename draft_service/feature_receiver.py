@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
-from draft_service.interface import DraftEnginePort, Rows
+from draft_service.engine_core import DraftEngineCore
+from draft_service.interface import Rows
 from dspark.errors import Overloaded
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.types import Refusal
@@ -24,7 +25,7 @@ Chunk = tuple[list[Rows], asyncio.Future[list[Outcome]]]
 class FeatureReceiver:
     """Between the streams that bring rows and the device."""
 
-    def __init__(self, engine: DraftEnginePort, device: DeviceWorker) -> None:
+    def __init__(self, engine: DraftEngineCore, device: DeviceWorker) -> None:
         self._engine = engine
         self._device = device
         self._waiting: dict[bool, list[Chunk]] = {True: [], False: []}

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import grpc
 import structlog
 
+from draft_service.engine_core import DraftEngineCore
 from draft_service.feature_receiver import FeatureReceiver, Outcome
-from draft_service.interface import DraftEnginePort, Rows
-from draft_service.keys import ContextKeys
+from draft_service.interface import Rows, number_here
 from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.runtime.channel import MAX_MESSAGE
 from dspark.runtime.telemetry import Metrics
@@ -76,13 +76,12 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
     def __init__(
         self,
         *,
-        engine: DraftEnginePort,
+        engine: DraftEngineCore,
         arrivals: FeatureReceiver,
         metrics: Metrics,
         incarnation: int,
-        keys: ContextKeys,
     ) -> None:
-        self._engine, self._keys = engine, keys
+        self._engine = engine
         self._arrivals = arrivals
         self._metrics = metrics
         self._incarnation = incarnation
@@ -181,7 +180,7 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
         runs, first = [], 0
         for run, count in zip(chunk.runs, counts, strict=True):
             its = rows[first : first + count]
-            number = self._keys.find(chunk.source_incarnation, run.sequence)
+            number = number_here(chunk.source_incarnation, run.sequence)
             runs.append(Rows(number, run.epoch, run.start_position, its, run.token_ids))
             first += count
         return runs

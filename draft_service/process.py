@@ -11,10 +11,9 @@ import structlog
 from draft_service import feature_sink, rounds, service
 from draft_service.config import DraftConfig
 from draft_service.drafting import Drafting
+from draft_service.engine_core import DraftEngineCore
 from draft_service.feature_receiver import FeatureReceiver
 from draft_service.feature_sink import FeatureSink
-from draft_service.interface import DraftEnginePort
-from draft_service.keys import ContextKeys
 from draft_service.rounds import Rounds
 from draft_service.service import DraftService
 from dspark.errors import ConfigError
@@ -29,7 +28,7 @@ from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2
 log = structlog.get_logger("dspark.draft")
 
 
-async def start(config: DraftConfig, *, name: str = "draft/0") -> WorkerProcess[DraftEnginePort]:
+async def start(config: DraftConfig, *, name: str = "draft/0") -> WorkerProcess[DraftEngineCore]:
     """Loads and measures the drafter on the device thread, then serves."""
     check(config)
     model = config.target or config.drafter
@@ -51,9 +50,8 @@ async def start(config: DraftConfig, *, name: str = "draft/0") -> WorkerProcess[
     return process
 
 
-def _services(worker: Worker[DraftEnginePort]) -> Services:
+def _services(worker: Worker[DraftEngineCore]) -> Services:
     arrivals = FeatureReceiver(worker.engine, worker.device)
-    keys = ContextKeys()
     loop = asyncio.get_running_loop()
 
     def post(job: Callable[[], None], *, computes: bool) -> None:
@@ -61,16 +59,14 @@ def _services(worker: Worker[DraftEnginePort]) -> Services:
 
     drafting = Drafting(worker.engine, worker.metrics, partial(post, computes=True))
     # What takes orders goes well on a broken device, too.
-    open_rounds = partial(Rounds, worker, drafting, keys, partial(post, computes=False))
+    open_rounds = partial(Rounds, worker, drafting, partial(post, computes=False))
     read_rounds = reading(draft_pb2.RoundsCommand.FromString, rounds.BOUNDS)
     own_port: BlockingServer[Read[draft_pb2.RoundsCommand], draft_pb2.RoundsEvent] | None = None
     config = worker.engine.config
     if config.rounds_port is not None:
         bind = join_endpoint(split_endpoint(config.bind)[0], config.rounds_port)
         own_port = BlockingServer(f"/{service.NAME}/Rounds", bind, worker.security, read_rounds, open_rounds)
-    sink = FeatureSink(
-        engine=worker.engine, arrivals=arrivals, metrics=worker.metrics, incarnation=worker.incarnation, keys=keys
-    )
+    sink = FeatureSink(engine=worker.engine, arrivals=arrivals, metrics=worker.metrics, incarnation=worker.incarnation)
     chunks = {"Push": reading(features_pb2.FeatureChunk.FromString, feature_sink.BOUNDS)}
 
     async def close() -> None:
@@ -88,7 +84,7 @@ def _services(worker: Worker[DraftEnginePort]) -> Services:
     )
 
 
-def _load(config: DraftConfig) -> tuple[DraftEnginePort, Curve | None]:
+def _load(config: DraftConfig) -> tuple[DraftEngineCore, Curve | None]:
     """The engine and what its passes cost; a synthetic one is loaded without torch."""
     if config.engine == "synthetic":
         from draft_service.synthetic import SyntheticDraftEngine

@@ -18,9 +18,9 @@ from typing import Any
 import structlog
 
 from draft_service.drafting import Drafted, Drafting
-from draft_service.interface import DraftEnginePort, DraftItem
+from draft_service.engine_core import DraftEngineCore
+from draft_service.interface import DraftItem, number_here
 from draft_service.interface import Rows as RowRun
-from draft_service.keys import ContextKeys
 from dspark.errors import InvalidRequest, PeerError, Unavailable
 from dspark.runtime.backlog import Backlog
 from dspark.runtime.channel import MAX_MESSAGE
@@ -65,7 +65,7 @@ class _Arriving:
 
     def __init__(self, order: orders.Order, numbers: Sequence[int]) -> None:
         self.order = order
-        self._numbers = numbers  # of the contexts here
+        self.numbers = numbers  # of the contexts here
         self._row = self._within = 0  # the sequence whose rows come next, and how many of its came
         self.missing = sum(order.rows)
 
@@ -82,7 +82,7 @@ class _Arriving:
             if stop > at:
                 start = order.committed_lens[row] - 1 - own + within
                 ids = order.token_ids[first + at : first + stop]
-                runs.append(RowRun(self._numbers[row], order.epochs[row], start, rows[at:stop], ids))
+                runs.append(RowRun(self.numbers[row], order.epochs[row], start, rows[at:stop], ids))
                 at, within = stop, within + stop - at
             if within == own:
                 row, within = row + 1, 0
@@ -96,15 +96,14 @@ class Rounds:
 
     def __init__(
         self,
-        worker: Worker[DraftEnginePort],
+        worker: Worker[DraftEngineCore],
         drafting: Drafting,
-        keys: ContextKeys,
         post: Callable[[Callable[[], None]], None],
         say: Callable[[draft_pb2.RoundsEvent], None],
         failed: Callable[[Exception], None],
     ) -> None:
         self._worker, self._engine, self._metrics = worker, worker.engine, worker.metrics
-        self._drafting, self._keys, self._post, self._say, self._failed = drafting, keys, post, say, failed
+        self._drafting, self._post, self._say, self._failed = drafting, post, say, failed
         self._rows_received = worker.metrics.feature_rows.labels(direction="received")
         self._owner = new_owner()
         self._inbox: deque[tuple[draft_pb2.RoundsCommand, int]] = deque()  # and their bytes
@@ -112,8 +111,7 @@ class Rounds:
         self._posted = self._over = False
         self._heard_at = time.monotonic()
         self._verifier: int | None = None
-        # By sequence and epoch: its number here, its parameters.
-        self._sequences: dict[tuple[int, int], tuple[int, SamplingParams]] = {}
+        self._sequences: dict[tuple[int, int], SamplingParams] = {}  # by sequence and epoch
         self._arriving: _Arriving | None = None
         self._last = self._open = 0  # order
         worker.draining.listen(self._say_draining)
@@ -158,9 +156,6 @@ class Rounds:
         self._over = True
         self._inbox.clear()
         self._drafting.forget(self._owner)
-        if self._verifier is not None:
-            for sequence, _ in self._sequences:
-                self._keys.close(self._verifier, sequence, self._owner)
         freed = self._engine.release_owner(self._owner)
         self._worker.note_load()
         log.info("rounds.ended", sequences=freed)
@@ -229,10 +224,10 @@ class Rounds:
         if self._worker.draining.is_set():
             refusal = Refusal(RefusalReason.NO_PAGES, "the drafter is draining")
         else:
-            number = self._keys.open(self._verifier, told.sequence, self._owner)
-            self._sequences[told.sequence, told.epoch] = (number, params)
+            self._sequences[told.sequence, told.epoch] = params
+            cursor = Cursor(number_here(self._verifier, told.sequence), told.epoch, 0, 0)
             try:
-                refusal = self._engine.open(Cursor(number, told.epoch, 0, 0), told.reserve_tokens, owner=self._owner)
+                refusal = self._engine.open(cursor, told.reserve_tokens, owner=self._owner)
             except Exception as error:
                 log.error("open.failed", exc_info=error)
                 refusal = Refusal(RefusalReason.INTERNAL, "a bug; see the drafter's log")
@@ -241,25 +236,15 @@ class Rounds:
             self._worker.note_load()
         else:
             self._worker.refused(refusal.reason)
-            self._forget(told.sequence, told.epoch)
+            self._sequences.pop((told.sequence, told.epoch), None)
             opened.refusal.CopyFrom(codec.write_refusal(refusal))
         self._say(draft_pb2.RoundsEvent(opened=opened))
 
-    def _forget(self, sequence: int, epoch: int) -> int | None:
-        """The number that it had here, which is given up with its last epoch."""
-        known = self._sequences.pop((sequence, epoch), None)
-        if known is None:
-            return None
-        if not any(other == sequence for other, _ in self._sequences):
-            assert self._verifier is not None
-            self._keys.close(self._verifier, sequence, self._owner)
-        return known[0]
-
     def _close_contexts(self, named: Sequence[tuple[int, int]]) -> None:
+        assert self._verifier is not None
         for sequence, epoch in named:
-            number = self._forget(sequence, epoch)
-            if number is not None:
-                self._engine.release(number, epoch)
+            if self._sequences.pop((sequence, epoch), None) is not None:
+                self._engine.release(number_here(self._verifier, sequence), epoch)
         self._worker.note_load()
 
     # Orders.
@@ -273,8 +258,7 @@ class Rounds:
         self._last = order.number
         verifier = self._verifier
         assert verifier is not None
-        numbers = [self._keys.find(verifier, sequence) for sequence in order.sequences]
-        self._arriving = _Arriving(order, numbers)
+        self._arriving = _Arriving(order, [number_here(verifier, sequence) for sequence in order.sequences])
         if message.HasField("features"):
             self._rows_came(message.features)
         else:
@@ -303,14 +287,14 @@ class Rounds:
         order = arriving.order
         asked: list[DraftItem | Block] = []
         able: list[DraftItem] = []
-        cursors = map(Cursor, order.sequences, order.epochs, order.rounds, order.committed_lens)
-        for cursor, anchor, slots, mask in zip(cursors, order.anchors, order.slots, order.masks, strict=True):
-            known = self._sequences.get(cursor[:2])
-            if known is None:
+        cursors = map(Cursor, arriving.numbers, order.epochs, order.rounds, order.committed_lens)
+        told = zip(order.sequences, cursors, order.anchors, order.slots, order.masks, strict=True)
+        for sequence, cursor, anchor, slots, mask in told:
+            params = self._sequences.get((sequence, cursor.epoch))
+            if params is None:
                 asked.append(Block(cursor, empty_reason=EmptyReason.UNKNOWN_SEQUENCE))
                 continue
-            here = Cursor(known[0], cursor.epoch, cursor.round, cursor.committed_len)
-            able.append(DraftItem(here, anchor, cursor.committed_len - 1, known[1], slots, mask))
+            able.append(DraftItem(cursor, anchor, cursor.anchor_position, params, slots, mask))
             asked.append(able[-1])
         if order.token_ids:
             self._rows_received.inc(len(order.token_ids))

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import grpc
 
 from draft_service.drafting import Drafting
-from draft_service.interface import DraftEnginePort
+from draft_service.engine_core import DraftEngineCore
 from draft_service.rounds_call import OpenRounds, carried
 from dspark.errors import Unavailable
 from dspark.runtime.wire_limits import Read
@@ -25,7 +25,7 @@ class DraftService(draft_pb2_grpc.DraftServicer):
 
     def __init__(
         self,
-        worker: Worker[DraftEnginePort],
+        worker: Worker[DraftEngineCore],
         drafting: Drafting,
         open_rounds: OpenRounds,
         rounds_port: int,

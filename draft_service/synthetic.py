@@ -40,7 +40,7 @@ class _Context(Context):
 
 
 class SyntheticDraftEngine(DraftEngineCore):
-    """Keeps `DraftEnginePort` with a drafter that sleeps."""
+    """A drafter that sleeps."""
 
     calibrated = True
     device = "synthetic"
@@ -61,10 +61,7 @@ class SyntheticDraftEngine(DraftEngineCore):
         config = dataclasses.replace(config, drafter=config.drafter or "synthetic")
         shape = DrafterShape(spec.vocabulary, spec.feature_width, spec.block)
         super().__init__(config, f"synthetic-{spec.fingerprint}", self._contexts, shape, spec.context_length)
-
-    @property
-    def projection(self) -> str:
-        return self.fingerprint
+        self.projection = self.fingerprint
 
     @staticmethod
     def load(config: DraftConfig) -> SyntheticDraftEngine:

@@ -66,7 +66,7 @@ CONFORMANCE = [
         ),
     ),
     *in_file(
-        "draft_service/loading.py",
+        "draft_service/engine.py",
         (
             "conformance: calibration never loaded",
             "calibration = load_calibration(folder, block_size=drafter.config.block_size)",

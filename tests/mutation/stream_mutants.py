@@ -346,10 +346,13 @@ STREAMS: list[Mutant] = [
             "        if False:",
             (f"{D}a_drafter_that_leaves_says_so_and_opens_nobody",),
         ),
+    ),
+    *in_file(
+        "draft_service/interface.py",
         (
             "verifiers that name sequences alike meet",
-            "            number = self._keys.open(self._verifier, told.sequence, self._owner)\n",
-            "            number = self._keys.open(1, told.sequence, self._owner)\n",
+            "return verifier << 64 | sequence",
+            "return sequence",
             (f"{D}verifiers_that_name_sequences_alike_do_not_meet",),
         ),
     ),

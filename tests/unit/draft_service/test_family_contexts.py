@@ -24,7 +24,7 @@ every_family = pytest.mark.parametrize(("kind", "model_type"), FAMILIES)
 
 def _engine(drafter: Drafter) -> DraftEngine:
     config = DraftConfig(drafter="tiny", context_tokens=1024)
-    return DraftEngine(drafter=drafter, calibration=IDENTITY, config=config, version="tiny", calibrated=False)
+    return DraftEngine(drafter, IDENTITY, config, version="tiny")
 
 
 def _text(drafter: Drafter, seed: int) -> tuple[list[int], Tensor, Tensor]:

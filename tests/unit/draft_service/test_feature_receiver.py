@@ -7,8 +7,9 @@ from typing import cast
 
 import pytest
 
+from draft_service.engine_core import DraftEngineCore
 from draft_service.feature_receiver import FeatureReceiver, Outcome
-from draft_service.interface import DraftEnginePort, Rows
+from draft_service.interface import Rows
 from dspark.errors import Overloaded
 from dspark.runtime.device_worker import DeviceWorker
 
@@ -23,7 +24,7 @@ class Taking:
 @pytest.mark.parametrize("rows", [1, 100], ids=["of a round", "of a prompt"])
 async def test_a_full_device_refuses_rows_and_takes_the_next_ones(rows: int) -> None:
     device = DeviceWorker("draft", limit=0)
-    arrivals = FeatureReceiver(cast("DraftEnginePort", Taking()), device)
+    arrivals = FeatureReceiver(cast("DraftEngineCore", Taking()), device)
     with pytest.raises(Overloaded):
         await arrivals.put([Rows(1, 1, 0, [0] * rows)])
     device._limit = 8

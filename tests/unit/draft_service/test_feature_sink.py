@@ -6,7 +6,6 @@ from typing import Any, cast
 import pytest
 
 from draft_service.feature_sink import BOUNDS, MAX_ROWS, FeatureSink
-from draft_service.keys import ContextKeys
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.wire_limits import LOOKED_AT, Read, reading
 from dspark.types import RefusalReason
@@ -23,9 +22,7 @@ from dspark.wire.v1 import features_pb2
 )
 async def test_too_many_runs_are_one_refusal_and_counted(runs: list[features_pb2.FeatureRun], counted: int) -> None:
     metrics = Metrics()
-    sink = FeatureSink(
-        engine=cast(Any, None), arrivals=cast(Any, None), metrics=metrics, incarnation=5, keys=ContextKeys()
-    )
+    sink = FeatureSink(engine=cast(Any, None), arrivals=cast(Any, None), metrics=metrics, incarnation=5)
     data = features_pb2.FeatureChunk(sink_incarnation=5, runs=runs).SerializeToString()
     assert (len(data) > LOOKED_AT) == (counted == 1)
 

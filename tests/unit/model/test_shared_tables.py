@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draft_service.config import DraftConfig
-from draft_service.loading import load_parts
+from draft_service.engine import DraftEngine
 from dspark.cli import conformance
 from dspark.cli.main import main
 from dspark.errors import CheckpointError
@@ -91,11 +91,11 @@ def test_what_ties_it_to_a_verifier_is_its_projection_and_what_names_it_holds_th
 
 
 def test_the_draft_service_serves_it_with_its_target_and_asks_for_one(shared: Path) -> None:
-    parts = load_parts(DraftConfig(drafter=str(shared), target=str(TARGET), device="cpu"))
-    assert parts.fingerprint == fingerprint(shared, target=TARGET)
-    assert torch.equal(parts.drafter.lm_head.weight, load_drafter(WHOLE).lm_head.weight)
+    engine = DraftEngine.load(DraftConfig(drafter=str(shared), target=str(TARGET), device="cpu"))
+    assert engine.fingerprint == fingerprint(shared, target=TARGET)
+    assert torch.equal(engine.drafter.lm_head.weight, load_drafter(WHOLE).lm_head.weight)
     with pytest.raises(CheckpointError, match=r"embed_tokens\.weight and lm_head\.weight are left out.*--target"):
-        load_parts(DraftConfig(drafter=str(shared), device="cpu"))
+        DraftEngine.load(DraftConfig(drafter=str(shared), device="cpu"))
 
 
 def test_calibration_and_evaluation_are_those_of_the_whole_file(shared: Path, tmp_path: Path) -> None:
