@@ -169,7 +169,6 @@ class DraftEngine(DraftEngineCore):
                 [item.params for item in items],
                 [item.cursor for item in items],
                 slots=max(wanted),
-                vocab_size=self.drafter.config.vocab_size,
                 entries=self.q_entries,
                 shapers=self._shapers(items),
                 masks=[item.mask for item in items],

@@ -47,7 +47,6 @@ def sample_block(
     cursors: Sequence[Cursor],
     *,
     slots: int,
-    vocab_size: int,
     entries: int,
     shapers: Sequence[Shaper | None] | None = None,  # [n], have counted what comes before the anchors
     masks: Sequence[bytes] = (),  # [n] of first slots, see `first_masked`; or none
@@ -57,7 +56,7 @@ def sample_block(
     device = anchor_ids.device
     waits = device.type == "cpu" if waits is None else waits
     columns = SamplingColumns.of(all_params, device)
-    noise = None if columns.all_greedy else DraftNoise(all_params, cursors, slots, vocab_size, device, waits=waits)
+    noise = None if columns.all_greedy else DraftNoise(all_params, cursors, slots, device, waits=waits)
     previous = [anchor_ids]
     ids: list[Tensor] = []
     probs: list[Tensor] = []
@@ -70,8 +69,6 @@ def sample_block(
             logits = shaped_last(logits, zip(said, shapers, strict=True))
         if noise is None:
             token = largest(logits)
-        elif noise.whole:  # no q travels, so nothing has to be cut
-            token = noise.race_whole(slot, logits, columns)
         else:
             slot_ids, slot_probs = draft_distribution(logits, columns, entries, waits=waits)
             token = noise.pick(slot, slot_ids, slot_probs)
@@ -89,7 +86,7 @@ def sample_block(
     token_ids = drawn.astype(np.int64)
     if noise is None:
         sent = [drawn[..., None], np.ones((*drawn.shape, 1))]
-    q_ids, q_probs = sent or (np.zeros((*drawn.shape, 0)),) * 2
+    q_ids, q_probs = sent
     return SampledBlock(token_ids, q_ids.astype(np.uint32), q_probs.astype(np.float32), confidence)
 
 

@@ -3,7 +3,7 @@
 Ratio rules draw with coins of their own. The coupled rule runs the verifier's race over the draft's distribution: the
 same noise makes both sides choose alike, and may be used by this rule alone.
 
-Symbols: n sequences, K entries of a draft distribution, V vocabulary.
+Symbols: n sequences, K entries of a draft distribution.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.at_once import drawn
-from dspark.decoding.gumbel import race, times, times_of, winners
+from dspark.decoding.gumbel import race, times_of, winners
 from dspark.decoding.moving import sent
-from dspark.decoding.sampling import SamplingColumns, distribution, draft_uniforms, draw_sparse
+from dspark.decoding.sampling import draft_uniforms, draw_sparse
 from dspark.types import Cursor, Rule, SamplingParams
-
-WHOLE = 16384  # n V up to which a CPU draws the noise of all tokens at once: as quick as K of them, slot by slot
 
 
 def coupled(params: SamplingParams) -> bool:
@@ -36,7 +34,6 @@ class DraftNoise:
         all_params: Sequence[SamplingParams],
         cursors: Sequence[Cursor],
         slots: int,
-        vocab: int,
         device: torch.device | str = "cpu",
         *,
         waits: bool = True,
@@ -50,14 +47,9 @@ class DraftNoise:
         self._raced_params = [all_params[row] for row in raced]
         self._first = [cursors[row].anchor_position + 1 for row in raced]
         self._coins: Tensor | None = None  # [ratio rows, slots]
-        self._whole: Tensor | None = None  # [coupled rows, slots, V]
         if ratio:
             coins = draft_uniforms([all_params[row] for row in ratio], [cursors[row] for row in ratio], slots)
             self._coins = sent(coins.numpy(), device)
-        if raced and len(raced) * vocab <= WHOLE and waits:
-            every = [params for params in self._raced_params for _ in range(slots)]
-            positions = [first + slot for first in self._first for slot in range(slots)]
-            self._whole = times(every, positions, vocab).view(len(raced), slots, vocab)
 
     def pick(self, slot: int, ids: Tensor, probs: Tensor) -> Tensor:
         """Tokens of slot `slot`, from 0: ids [n, K], probs [n, K] float32 as sent -> [n]."""
@@ -71,21 +63,8 @@ class DraftNoise:
         tokens[self._raced] = self._race(slot, ids[self._raced], probs[self._raced])
         return tokens
 
-    @property
-    def whole(self) -> bool:
-        """Whether every sequence can race over the whole vocabulary, which matches more often than K entries do."""
-        return self._whole is not None and self._coins is None
-
-    def race_whole(self, slot: int, logits: Tensor, columns: SamplingColumns) -> Tensor:
-        """Tokens of slot `slot` where `whole`: logits [n, V] -> [n]."""
-        assert self._whole is not None
-        return winners(distribution(logits, columns), self._whole[:, slot])[0]
-
     def _race(self, slot: int, ids: Tensor, probs: Tensor) -> Tensor:
-        if self._whole is not None:
-            e = self._whole[:, slot].gather(-1, ids)
-        else:
-            e = times_of(self._raced_params, [first + slot for first in self._first], ids)
+        e = times_of(self._raced_params, [first + slot for first in self._first], ids)
         if self._waits:
             places, _ = winners(probs, e)
         else:

@@ -166,8 +166,8 @@ MUTANTS = [
             ),
             (
                 "raced rows of a mixed cohort are drawn by others' noise",
-                "positions = [first + slot for first in self._first for slot in range(slots)]",
-                "positions = [self._first[0] + slot for first in self._first for slot in range(slots)]",
+                "self._raced_params = [all_params[row] for row in raced]",
+                "self._raced_params = [all_params[raced[0]] for row in raced]",
             ),
         ),
     ),

@@ -238,7 +238,7 @@ def packed_pass(seed: int) -> tuple[torch.Tensor, list[PackedCase]]:
         if slots:
             near = logits[:slots] + 0.5 * torch.randn(slots, VOCAB, generator=generator)
             ids, probs = draft_distribution(near, SamplingColumns.of([params]), int(rng.integers(2, VOCAB)))
-            noise = DraftNoise([params], [cursor], slots, VOCAB)
+            noise = DraftNoise([params], [cursor], slots)
             draft_ids = [int(noise.pick(k, ids[k : k + 1], probs[k : k + 1])) for k in range(slots)]
             q = NO_Q if params.rule is Rule.COUPLED else SparseQ.of(ids.numpy(), probs.numpy())
         cases.append(PackedCase(cursor, params, row, draft_ids, q))

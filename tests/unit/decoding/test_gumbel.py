@@ -95,21 +95,21 @@ def test_a_name_that_would_spill_is_refused(all_params: list[SamplingParams]) ->
         times(all_params, [3], 8)
 
 
-@pytest.mark.parametrize("vocab", [40, 9000])
-def test_a_cohort_of_all_rules_draws_as_each_sequence_alone(vocab: int) -> None:
+def test_a_cohort_of_all_rules_draws_as_each_sequence_alone() -> None:
+    vocab = 40
     generator = torch.Generator().manual_seed(1)
     all_params = [SamplingParams(1.0, seed=row, rule=Rule(1 + row % 3)) for row in range(7)] + [
         SamplingParams(0.0, rule=Rule.COUPLED)
     ]
     cursors = [Cursor(row, 1, 2, 30 + row) for row in range(len(all_params))]
-    together = DraftNoise(all_params, cursors, 4, vocab)
+    together = DraftNoise(all_params, cursors, 4)
     for slot in range(4):
         logits = torch.randn(len(all_params), vocab, generator=generator) * 2
         ids, probs = draft_distribution(logits, SamplingColumns.of(all_params), 16)
         drawn = together.pick(slot, ids, probs)
         assert drawn[-1] == logits[-1].argmax()
         for row, (params, cursor) in enumerate(zip(all_params, cursors, strict=True)):
-            alone = DraftNoise([params], [cursor], 4, vocab)
+            alone = DraftNoise([params], [cursor], 4)
             assert alone.pick(slot, ids[row : row + 1], probs[row : row + 1]).item() == drawn[row]
             if (
                 params.rule is Rule.COUPLED and not params.greedy

@@ -38,7 +38,7 @@ def _runs(rule: Rule, p: dict[Tokens, np.ndarray], q: dict[Tokens, np.ndarray]) 
             break
         all_params = [SamplingParams(seed=run, rule=rule) for run in running]
         cursors = [Cursor(run, 1, round_, 1 + len(committed[run])) for run in running]
-        noise = DraftNoise(all_params, cursors, BLOCK, VOCAB)
+        noise = DraftNoise(all_params, cursors, BLOCK)
         drafted: list[Tokens] = [()] * len(running)
         sent = np.zeros((len(running), BLOCK, VOCAB), np.float32)
         for slot in range(BLOCK):

@@ -194,7 +194,7 @@ def test_a_batched_system_shows_the_tokens_of_the_reference(terms: Terms) -> Non
         sequences[row].append(first_token(target(sequences[row], 1)[0], params, Cursor(row, 1, 0, len(sequences[row]))))
     for _ in range(12):
         cursors = [Cursor(row, 1, 1, len(tokens)) for row, tokens in enumerate(sequences)]
-        noise, columns = DraftNoise(all_params, cursors, BLOCK, VOCAB), SamplingColumns.of(all_params)
+        noise, columns = DraftNoise(all_params, cursors, BLOCK), SamplingColumns.of(all_params)
         seen = [list(tokens) for tokens in sequences]
         confidence = np.zeros((len(all_params), BLOCK))
         sent = []
