@@ -38,7 +38,7 @@ from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine
 from dspark.model.calibration import IDENTITY
 from dspark.model.checkpoint import LoadedTarget
-from dspark.model.context import ContextProjection
+from dspark.model.context import build_projection
 from dspark.model.target import TargetTaps
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
@@ -159,15 +159,9 @@ def engines(
 ) -> tuple[VerifyEngine, DraftEngine]:
     """Random weights on the device, in bf16."""
     model, drafter = random_pair.models(shape, device)
-    settings = drafter.config
     with torch.device(device):
         torch.set_default_dtype(random_pair.DTYPE)
-        projection = ContextProjection(
-            feature_size=settings.feature_size,
-            hidden_size=shape.hidden_size,
-            eps=1e-6,
-            target_layer_ids=shape.taps,
-        ).requires_grad_(False)
+        projection = build_projection(drafter.config).requires_grad_(False)
         torch.set_default_dtype(torch.float32)
     page = min(args.page_size, 16) if args.tiny else args.page_size
     verify_config = VerifyConfig(

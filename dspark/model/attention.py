@@ -47,13 +47,14 @@ class Projected(NamedTuple):
 class Attention(nn.Module):
     """Projections with a norm per head on queries and keys, and who sees whom as an argument."""
 
-    def __init__(self, config: DrafterConfig, *, in_size: int) -> None:
+    def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.scale = 1.0 if config.gemma else self.head_dim**-0.5
         self._value_eps = config.rms_norm_eps if config.gemma else None
         width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        in_size = config.attention_size
         self.q_proj = nn.Linear(in_size, width, bias=False)
         self.k_proj = nn.Linear(in_size, kv_width, bias=False)
         self.v_proj = None if config.attention_k_eq_v else nn.Linear(in_size, kv_width, bias=False)

@@ -27,11 +27,10 @@ from torch.utils.checkpoint import checkpoint
 
 from dspark.model.config import DrafterConfig
 from dspark.model.context import FusedFeatures, LastHidden
-from dspark.model.family import ContextTokens, Entries, Needs
-from dspark.model.layer import DraftLayer, build_layer
+from dspark.model.family import ContextTokens, Drafter, Entries, Needs
+from dspark.model.layer import DraftLayer
 from dspark.model.proposals import GrownProposal
-from dspark.model.rotary import RMSNorm, RotaryTable
-from dspark.model.vocabulary import VocabularyEnds
+from dspark.model.rotary import RMSNorm
 
 CHUNK = 512  # indexes whose scores are held at once; longer texts are computed twice instead of being remembered
 
@@ -43,24 +42,14 @@ class Paired(NamedTuple):
     rows: Tensor  # [..., in] what its attention reads
 
 
-class ChainDrafter(VocabularyEnds):
+class ChainDrafter(Drafter):
     """What the two families share: everything but how a pair is made and what is carried on."""
 
     needs = Needs(row=True, token="next", past=False)
-    layers: nn.ModuleList
-
-    def _make_chain(self, config: DrafterConfig, *, in_size: int) -> None:
-        self._make_ends(config)
-        self.layers = nn.ModuleList([build_layer(config, in_size=in_size)])
-        self.rotary = RotaryTable(
-            head_dim=config.head_dim, theta=config.rope_theta, fraction=config.rotary_fraction, yarn=config.yarn
-        )
 
     @property
     def layer(self) -> DraftLayer:
-        layer = self.layers[0]
-        assert isinstance(layer, DraftLayer)
-        return layer
+        return self.draft_layers()[0]
 
     @abstractmethod
     def pair(self, carried: Tensor, token_ids: Tensor) -> Paired:
@@ -71,11 +60,6 @@ class ChainDrafter(VocabularyEnds):
         """The layer's output [..., H] -> the carried row of the next step."""
 
     # -- serving --------------------------------------------------------------------------
-
-    def serve(self) -> None:
-        """Makes the serving methods fast; the weights must not change any more."""
-        self.layer.serve()
-        self._serve_head()
 
     def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
         """A row and the token after it make an entry: any order, any number at once."""
@@ -131,15 +115,13 @@ class ChainDrafter(VocabularyEnds):
         return self.forward_steps(features=features, input_ids=input_ids, steps=steps)
 
 
-class Eagle3Drafter(FusedFeatures, ChainDrafter):
+class Eagle3Drafter(ChainDrafter, FusedFeatures):
     """Eagle3 with fused taps and the whole vocabulary."""
 
     def __init__(self, config: DrafterConfig) -> None:
-        size = config.hidden_size
-        super().__init__(feature_size=config.feature_size, hidden_size=size, target_layer_ids=config.target_layer_ids)
-        self._make_chain(config, in_size=2 * size)
+        super().__init__(config)
         # Inside the layer, as the checkpoint names it.
-        self.layer.hidden_norm = RMSNorm(size, config.rms_norm_eps, late_cast=config.late_cast)
+        self.layer.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, late_cast=config.late_cast)
 
     def pair(self, carried: Tensor, token_ids: Tensor) -> Paired:
         normed = self.layer.hidden_norm(carried)
@@ -149,15 +131,13 @@ class Eagle3Drafter(FusedFeatures, ChainDrafter):
         return output
 
 
-class MTPDrafter(LastHidden, ChainDrafter):
+class MTPDrafter(ChainDrafter, LastHidden):
     """A single multi-token-prediction module, chained on its own output for the later slots."""
 
     def __init__(self, config: DrafterConfig) -> None:
-        size, eps, late_cast = config.hidden_size, config.rms_norm_eps, config.late_cast
-        super().__init__(hidden_size=size, eps=eps, target_layer_ids=config.target_layer_ids, late_cast=late_cast)
-        self._make_chain(config, in_size=size)
-        self.enorm = RMSNorm(size, eps, late_cast=late_cast)
-        self.eh_proj = nn.Linear(2 * size, size, bias=False)
+        super().__init__(config)
+        self.enorm = RMSNorm(config.hidden_size, config.rms_norm_eps, late_cast=config.late_cast)
+        self.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
 
     def pair(self, carried: Tensor, token_ids: Tensor) -> Paired:
         mixed = self.eh_proj(torch.cat((self.enorm(self.embed(token_ids)), carried), dim=-1))

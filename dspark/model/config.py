@@ -76,6 +76,11 @@ class DrafterConfig:
         return len(self.target_layer_ids) * self.hidden_size
 
     @property
+    def attention_size(self) -> int:
+        """Width of the rows that attention reads: Eagle3's are an embedding and a carried row side by side."""
+        return 2 * self.hidden_size if self.kind == "eagle3" else self.hidden_size
+
+    @property
     def head_size(self) -> int:
         """Rows of the vocabulary head, and of a Markov head's second table."""
         return self.draft_vocab_size or self.vocab_size

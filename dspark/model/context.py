@@ -13,19 +13,20 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from dspark.model.config import DrafterConfig
+from dspark.model.config import DrafterConfig, Kind
 from dspark.model.products import Product
 from dspark.model.rotary import RMSNorm
 
 
 class Projection(nn.Module):
-    """The interface: F [..., m*H] raw taps in ascending layer order -> rows [..., width]."""
+    """The interface: F [..., m*H] raw taps in ascending layer order -> rows [..., width]. A language model's own."""
 
-    def __init__(self, *, feature_size: int, width: int, target_layer_ids: tuple[int, ...]) -> None:
+    def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
-        self.feature_size = feature_size  # m*H
-        self.width = width  # of a row; 0 where token ids are all that travels
-        self.target_layer_ids = target_layer_ids
+        self.config = config
+        self.feature_size = config.feature_size  # m*H
+        self.target_layer_ids = config.target_layer_ids
+        self.width = config.hidden_size if config.target_layer_ids else 0  # of a row; 0 where ids are all that travels
         self.fingerprint = ""  # set by the loader; names the tensors, not the file
 
     def project(self, features: Tensor) -> Tensor:
@@ -42,9 +43,9 @@ class Projection(nn.Module):
 class FusedFeatures(Projection):
     """g[p] = W_fc F[p]: Eagle3's, which norms inside its layer."""
 
-    def __init__(self, *, feature_size: int, hidden_size: int, target_layer_ids: tuple[int, ...]) -> None:
-        super().__init__(feature_size=feature_size, width=hidden_size, target_layer_ids=target_layer_ids)
-        self.fc = nn.Linear(feature_size, hidden_size, bias=False)
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
+        self.fc = nn.Linear(config.feature_size, config.hidden_size, bias=False)
         self._product: Product | None = None
 
     def serve_rows(self) -> None:
@@ -61,17 +62,9 @@ class FusedFeatures(Projection):
 class ContextProjection(FusedFeatures):
     """C[p] = RMSNorm(W_fc F[p]) (eq. 2). F: [..., m*H] raw taps, C: [..., H]."""
 
-    def __init__(
-        self,
-        *,
-        feature_size: int,
-        hidden_size: int,
-        eps: float,
-        target_layer_ids: tuple[int, ...],
-        late_cast: bool = False,
-    ) -> None:
-        super().__init__(feature_size=feature_size, hidden_size=hidden_size, target_layer_ids=target_layer_ids)
-        self.hidden_norm = RMSNorm(hidden_size, eps, late_cast=late_cast)
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, late_cast=config.late_cast)
 
     def project(self, features: Tensor) -> Tensor:
         context: Tensor = self.hidden_norm(super().project(features))
@@ -81,30 +74,23 @@ class ContextProjection(FusedFeatures):
 class LastHidden(Projection):
     """RMSNorm(F[p]): a multi-token-prediction module's, which reads one tap."""
 
-    def __init__(self, *, hidden_size: int, eps: float, target_layer_ids: tuple[int, ...], late_cast: bool) -> None:
-        super().__init__(feature_size=hidden_size, width=hidden_size, target_layer_ids=target_layer_ids)
-        self.hnorm = RMSNorm(hidden_size, eps, late_cast=late_cast)
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
+        self.hnorm = RMSNorm(config.hidden_size, config.rms_norm_eps, late_cast=config.late_cast)
 
     def project(self, features: Tensor) -> Tensor:
         rows: Tensor = self.hnorm(features.to(self.hnorm.weight.dtype))
         return rows
 
 
+_OF_KIND: dict[Kind, type[Projection]] = {
+    "block": ContextProjection,
+    "eagle3": FusedFeatures,
+    "mtp": LastHidden,
+    "lm": Projection,
+}
+
+
 def build_projection(config: DrafterConfig) -> Projection:
     """The projection alone, of the config's family."""
-    taps, late_cast = config.target_layer_ids, config.late_cast
-    if config.kind == "lm":
-        return Projection(feature_size=0, width=0, target_layer_ids=taps)
-    if config.kind == "mtp":
-        return LastHidden(
-            hidden_size=config.hidden_size, eps=config.rms_norm_eps, target_layer_ids=taps, late_cast=late_cast
-        )
-    if config.kind == "eagle3":
-        return FusedFeatures(feature_size=config.feature_size, hidden_size=config.hidden_size, target_layer_ids=taps)
-    return ContextProjection(
-        feature_size=config.feature_size,
-        hidden_size=config.hidden_size,
-        eps=config.rms_norm_eps,
-        target_layer_ids=taps,
-        late_cast=late_cast,
-    )
+    return _OF_KIND[config.kind](config)

@@ -16,17 +16,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dspark.model.attention import Attention, Projected, for_padded_context, for_training
 from dspark.model.config import DrafterConfig
 from dspark.model.context import ContextProjection
-from dspark.model.family import ContextTokens, Entries, Needs, PagedEntries
+from dspark.model.family import ContextTokens, Drafter, Entries, Needs, PagedEntries
 from dspark.model.heads import ConfidenceHead, SequentialHead, build_head
-from dspark.model.layer import DraftLayer, build_layer
 from dspark.model.proposals import sureness
-from dspark.model.rotary import RotaryTable
-from dspark.model.vocabulary import VocabularyEnds
 from dspark.native.attention import PagedAttention, Tables
 
 # Of one layer: its number, its attention, what the block's rows are to it -> [n, k, H].
@@ -42,41 +39,24 @@ class BlockOutput(NamedTuple):
     confidence_logits: Tensor | None  # [B, A, k], None without a confidence head
 
 
-class BlockDrafter(ContextProjection, VocabularyEnds):
+class BlockDrafter(Drafter, ContextProjection):
     """A context projection, a stack of draft layers, a vocabulary head and two small heads."""
 
     needs = Needs(row=True, token="none", past=False)
 
     def __init__(self, config: DrafterConfig) -> None:
-        super().__init__(
-            feature_size=config.feature_size,
-            hidden_size=config.hidden_size,
-            eps=config.rms_norm_eps,
-            target_layer_ids=config.target_layer_ids,
-            late_cast=config.late_cast,
-        )
-        self._make_ends(config)
-        self._make_layers(config)
+        super().__init__(config)
         self.markov_head: SequentialHead = build_head(config)
         self.confidence_head: ConfidenceHead | None = None
         if config.enable_confidence_head:
             rank = config.markov_rank if config.confidence_head_with_markov else 0
             self.confidence_head = ConfidenceHead(hidden_size=config.hidden_size, rank=rank, bias=config.stage is None)
 
-    def _make_layers(self, config: DrafterConfig) -> None:
-        self.layers = nn.ModuleList(build_layer(config) for _ in range(config.num_hidden_layers))
-        self.rotary = RotaryTable(
-            head_dim=config.head_dim, theta=config.rope_theta, fraction=config.rotary_fraction, yarn=config.yarn
-        )
-
     # -- serving --------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Makes the serving methods fast; the weights must not change any more."""
-        for layer in self.draft_layers():
-            layer.serve()
+        super().serve()
         self.markov_head.serve()
-        self._serve_head()
         self.propose_over_pages = BlocksOverPages.of(self)
 
     def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
@@ -264,9 +244,6 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
         return input_ids.gather(1, index.view(batch, -1)).view(index.shape)
 
     # -- shared ---------------------------------------------------------------------------
-
-    def draft_layers(self) -> list[DraftLayer]:
-        return list(self.layers)  # type: ignore[arg-type]
 
     def block_inputs(
         self, anchor_ids: Tensor, anchor_positions: Tensor, size: int, *, longest: int | None = None

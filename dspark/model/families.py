@@ -17,7 +17,7 @@ from dspark.model.family import Drafter
 from dspark.model.language import LanguageDrafter
 from dspark.model.staged import StagedDrafter
 
-_FAMILIES: dict[Kind, type[BlockDrafter] | type[Eagle3Drafter] | type[MTPDrafter] | type[LanguageDrafter]] = {
+_FAMILIES: dict[Kind, type[Drafter]] = {
     "block": BlockDrafter,
     "eagle3": Eagle3Drafter,
     "mtp": MTPDrafter,

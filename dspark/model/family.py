@@ -30,6 +30,9 @@ from torch import Tensor, nn
 from dspark.model.config import DrafterConfig
 from dspark.model.context import Projection
 from dspark.model.formats.vocabulary import DraftVocabulary
+from dspark.model.layer import DraftLayer, build_layer
+from dspark.model.products import Product
+from dspark.model.rotary import RMSNorm, RotaryTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +110,33 @@ class OverPages(Protocol):
 
 
 class Drafter(Projection, ABC):
-    """A drafter of any family; `config` says which. Projects as its `Projection` does, ingests, proposes."""
+    """A drafter of any family; `config` says which. Projects as its `Projection` does, ingests, proposes.
+
+    Token ids in, logits out: both ends are copies of the target's, frozen while a drafter is trained.
+    """
 
     needs: Needs
-    config: DrafterConfig
-    embed_tokens: nn.Embedding
-    lm_head: nn.Linear
     propose_over_pages: OverPages | None = None  # once it serves, where it can
-    draft_vocabulary: DraftVocabulary | None  # of a head that says fewer tokens than the target
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, late_cast=config.late_cast)
+        self.lm_head = nn.Linear(config.hidden_size, config.head_size, bias=False)
+        self.draft_vocabulary: DraftVocabulary | None = None  # of a head that says fewer tokens; the loader knows
+        self.embed_tokens.requires_grad_(False)
+        self.lm_head.requires_grad_(False)
+        self._served_head: Product | None = None
+        self._make_layers(config)
+
+    def _make_layers(self, config: DrafterConfig) -> None:
+        self.layers = nn.ModuleList(build_layer(config) for _ in range(config.num_hidden_layers))
+        self.rotary = RotaryTable(
+            head_dim=config.head_dim, theta=config.rope_theta, fraction=config.rotary_fraction, yarn=config.yarn
+        )
+
+    def draft_layers(self) -> list[DraftLayer]:
+        return list(self.layers)  # type: ignore[arg-type]
 
     @property
     def device(self) -> torch.device:
@@ -143,9 +165,11 @@ class Drafter(Projection, ABC):
         """Name of every tensor -> its name in a checkpoint. The released drafters' are the same."""
         return {name: name for name in self.state_dict()}
 
-    @abstractmethod
     def serve(self) -> None:
         """Makes the serving methods fast; the weights must not change any more."""
+        for layer in self.draft_layers():
+            layer.serve()
+        self._served_head = Product([self.lm_head])
 
     @abstractmethod
     def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
@@ -173,6 +197,30 @@ class Drafter(Projection, ABC):
     ) -> Proposal:
         """Begins one block per sequence."""
 
-    @abstractmethod
+    # -- both ends ------------------------------------------------------------------------
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[...] int64 -> [..., H]; Gemma4 scales by sqrt(H), rounded to the weights' dtype."""
+        rows: Tensor = self.embed_tokens(token_ids)
+        if not self.config.gemma:
+            return rows
+        return rows * rows.new_full((), self.config.hidden_size**0.5)
+
     def base_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [..., H] after the final norm -> logits [..., V] of the vocabulary head."""
+        """hidden [..., H] after the final norm -> logits U [..., Vd], before any sequential bias; Vd is mostly V."""
+        logits: Tensor = self.lm_head(hidden) if self._served_head is None else self._served_head(hidden)
+        return softcapped(logits, self.config.logit_softcap)
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """Logits of the tokens the head can say, [..., Vd] -> logits of all, [..., V]."""
+        return logits if self.draft_vocabulary is None else self.draft_vocabulary.spread(logits)
+
+    @property
+    def kept_tokens(self) -> Tensor | None:
+        """[Vd] target ids of what the head can say, in the order of its rows; None where it can say everything."""
+        return None if self.draft_vocabulary is None else self.draft_vocabulary.target_ids
+
+
+def softcapped(logits: Tensor, cap: float | None) -> Tensor:
+    """c tanh(z / c), or the logits themselves without a cap."""
+    return logits if cap is None else torch.tanh(logits / cap) * cap

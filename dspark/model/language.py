@@ -7,28 +7,21 @@ order. Rolling back is keeping fewer entries. Symbols: `family.py`.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dspark.model.config import DrafterConfig
-from dspark.model.family import ContextTokens, Entries, Needs
-from dspark.model.layer import DraftLayer, build_layer
+from dspark.model.family import ContextTokens, Drafter, Entries, Needs
+from dspark.model.layer import DraftLayer
 from dspark.model.proposals import GrownProposal
-from dspark.model.rotary import RotaryTable
-from dspark.model.vocabulary import VocabularyEnds
 
 
-class LanguageDrafter(VocabularyEnds):
+class LanguageDrafter(Drafter):
     """A causal decoder that drafts token by token. Nothing of it is the target's, so nothing is frozen."""
 
     needs = Needs(row=False, token="own", past=True)
 
     def __init__(self, config: DrafterConfig) -> None:
-        super().__init__(feature_size=0, width=0, target_layer_ids=())
-        self._make_ends(config)
-        self.layers = nn.ModuleList(build_layer(config) for _ in range(config.num_hidden_layers))
-        self.rotary = RotaryTable(
-            head_dim=config.head_dim, theta=config.rope_theta, fraction=config.rotary_fraction, yarn=config.yarn
-        )
+        super().__init__(config)
         self.requires_grad_(True)
         self.tie()
 
@@ -44,12 +37,6 @@ class LanguageDrafter(VocabularyEnds):
 
     # -- serving --------------------------------------------------------------------------
 
-    def serve(self) -> None:
-        """Makes the serving methods fast; the weights must not change any more."""
-        for layer in self._decoder():
-            layer.serve()
-        self._serve_head()
-
     def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
         """ids and positions [n, T] that follow the past entries; padding may only stand at the end of a row."""
         assert tokens.token_ids is not None
@@ -57,7 +44,7 @@ class LanguageDrafter(VocabularyEnds):
         mask = _causal(ids, past)
         keys, values, hidden = [], [], self.embed(ids)
         angles = self.rotary.at(positions)
-        layers = self._decoder()
+        layers = self.draft_layers()
         for number, layer in enumerate(layers):
             rows = layer.input_layernorm(hidden)
             if number + 1 == len(layers):  # nobody reads what the last layer makes of them
@@ -88,7 +75,7 @@ class LanguageDrafter(VocabularyEnds):
         hidden, mask = self.embed(input_ids), _causal(input_ids, None)
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         angles = self.rotary.at(positions, longest=input_ids.shape[1])
-        for number, layer in enumerate(self._decoder()):
+        for number, layer in enumerate(self.draft_layers()):
             query, key, value = layer.self_attn.project(layer.input_layernorm(hidden), angles)
             hidden = layer.after(hidden, _attend(layer, query, key, value, None, number, mask))
         out: Tensor = self.norm(hidden)
@@ -97,9 +84,6 @@ class LanguageDrafter(VocabularyEnds):
     def forward(self, input_ids: Tensor) -> Tensor:
         """The training forward, under the name that wrappers such as DDP call."""
         return self.forward_tokens(input_ids)
-
-    def _decoder(self) -> list[DraftLayer]:
-        return list(self.layers)  # type: ignore[arg-type]
 
 
 class LanguageProposal(GrownProposal):
@@ -114,7 +98,7 @@ class LanguageProposal(GrownProposal):
         drafter = self._drafter
         hidden = drafter.embed(previous_ids).unsqueeze(1)
         angles = drafter.rotary.at(self._positions).unsqueeze(1)
-        for number, layer in enumerate(drafter._decoder()):
+        for number, layer in enumerate(drafter.draft_layers()):
             query, key, value = layer.self_attn.project(layer.input_layernorm(hidden), angles)
             hidden = layer.after(hidden, layer.self_attn.attend(query, *self._grow(number, key, value)))
         normed = drafter.norm(hidden.squeeze(1))

@@ -43,14 +43,14 @@ class GatedMLP(nn.Module):
 
 
 class DraftLayer(nn.Module):
-    """Pre-norm residual layer, Qwen3's. `in_size` is what attention reads: H, or 2H in Eagle3."""
+    """Pre-norm residual layer, Qwen3's."""
 
     hidden_norm: RMSNorm  # Eagle3's only, of the carried rows
 
-    def __init__(self, config: DrafterConfig, *, in_size: int | None = None) -> None:
+    def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         size, eps, late_cast = config.hidden_size, config.rms_norm_eps, config.late_cast
-        self.self_attn = Attention(config, in_size=in_size or size)
+        self.self_attn = Attention(config)
         self.mlp = GatedMLP(config)
         self.input_layernorm = RMSNorm(size, eps, late_cast=late_cast)
         self.post_attention_layernorm = RMSNorm(size, eps, late_cast=late_cast)
@@ -72,8 +72,8 @@ class SandwichLayer(DraftLayer):
 
     layer_scalar: Tensor
 
-    def __init__(self, config: DrafterConfig, *, in_size: int | None = None) -> None:
-        super().__init__(config, in_size=in_size)
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
         size, eps, late_cast = config.hidden_size, config.rms_norm_eps, config.late_cast
         self.pre_feedforward_layernorm = RMSNorm(size, eps, late_cast=late_cast)
         self.post_feedforward_layernorm = RMSNorm(size, eps, late_cast=late_cast)
@@ -85,6 +85,6 @@ class SandwichLayer(DraftLayer):
         return hidden * self.layer_scalar
 
 
-def build_layer(config: DrafterConfig, *, in_size: int | None = None) -> DraftLayer:
+def build_layer(config: DrafterConfig) -> DraftLayer:
     """A layer of the config's model type."""
-    return (SandwichLayer if config.gemma else DraftLayer)(config, in_size=in_size)
+    return (SandwichLayer if config.gemma else DraftLayer)(config)

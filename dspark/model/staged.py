@@ -18,6 +18,7 @@ from dspark.model.family import ContextTokens
 from dspark.model.formats import deepseek_v4
 from dspark.model.latent import LatentAttention
 from dspark.model.mixture import Mixture
+from dspark.model.products import Product
 from dspark.model.rotary import RMSNorm, RotaryTable
 from dspark.model.streams import HyperConnection, summed_up
 
@@ -95,7 +96,7 @@ class StagedDrafter(BlockDrafter):
 
     def serve(self) -> None:
         self.markov_head.serve()
-        self._serve_head()
+        self._served_head = Product([self.lm_head])
 
     def ingest_into(self, tokens: ContextTokens, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         made, _ = self.ingest(tokens)

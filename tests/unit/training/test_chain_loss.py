@@ -8,8 +8,8 @@ from torch import Tensor
 
 from dspark.model.chain import ChainDrafter
 from dspark.model.config import Kind, ModelType
+from dspark.model.family import softcapped
 from dspark.model.language import LanguageDrafter
-from dspark.model.vocabulary import softcapped
 from dspark.training.eagle3_loss import HARD, chain_loss, label_mask, language_loss, step_mask
 from dspark.training.lean_loss import lean_terms
 from dspark.training.loss import LossWeights
