@@ -110,7 +110,7 @@ class DraftEngine(DraftEngineCore):
     def _groups(self, items: Sequence[DraftItem], runnable: list[int]) -> list[list[int]]:
         """Batches: of like context lengths where those are padded, so that padding costs at most about as much as the
         work itself."""
-        in_place = self.drafter.propose_over_pages is not None
+        in_place = self.drafter.reads_pages
         order = sorted(runnable, key=lambda index: items[index].features_through)
         groups: list[list[int]] = []
         current: list[int] = []
@@ -199,13 +199,12 @@ class DraftEngine(DraftEngineCore):
             [[item.anchor for item in items], [item.cursor.anchor_position for item in items]], dtype=torch.int64
         )
         anchors, positions = facts.to(self.device) if self.device.type != "cpu" else facts
-        if (over_pages := self.drafter.propose_over_pages) is not None:
-            paged = self._contexts.paged(members)
-            return over_pages(anchor_ids=anchors, anchor_positions=positions, context=paged, slots=slots), anchors
         proposal = self.drafter.propose(
             anchor_ids=anchors,
             anchor_positions=positions,
-            context=self._contexts.entries(members, self.drafter.room(slots)),
+            context=self._contexts.paged(members)
+            if self.drafter.reads_pages
+            else self._contexts.entries(members, self.drafter.room(slots)),
             last_rows=self._contexts.rows_at(members) if self._lag else None,
             slots=slots,
         )

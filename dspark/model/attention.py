@@ -85,12 +85,6 @@ class Attention(nn.Module):
             value = key if self.v_proj is None else self.v_proj(rows).unflatten(-1, (self.kv_heads, self.head_dim))
         return rotate(self.k_norm(key), angles), self._value(value)
 
-    def store_keys_values(self, rows: Tensor, angles: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """`keys_values` of rows [T, in] into slots [T] of keys and values [slots, Hkv, hd]."""
-        key, value = self.keys_values(rows, angles)
-        keys.index_copy_(0, slots, key)
-        values.index_copy_(0, slots, value)
-
     def project(self, rows: Tensor, angles: Tensor) -> Projected:
         """rows [..., in], angles [..., hd]: everything attention needs of them."""
         if self._served is None:

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dspark.model.config import DrafterConfig
 from dspark.model.context import FusedFeatures, LastHidden
-from dspark.model.family import ContextTokens, Drafter, Entries, Needs
+from dspark.model.family import ContextTokens, Drafter, Entries, Needs, PagedEntries
 from dspark.model.layer import DraftLayer
 from dspark.model.proposals import GrownProposal
 from dspark.model.rotary import RMSNorm
@@ -74,12 +74,13 @@ class ChainDrafter(Drafter):
         *,
         anchor_ids: Tensor,
         anchor_positions: Tensor,
-        context: Entries,
+        context: Entries | PagedEntries,
         last_rows: Tensor | None = None,
         slots: int,
     ) -> ChainProposal:
         """Every step runs the layer on one row per sequence."""
         assert last_rows is not None
+        assert isinstance(context, Entries)
         return ChainProposal(self, context, last_rows, slots)
 
     # -- training -------------------------------------------------------------------------

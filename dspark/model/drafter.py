@@ -46,6 +46,7 @@ class BlockDrafter(Drafter, ContextProjection):
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)
+        self._paged: PagedAttention | None = None
         self.markov_head: SequentialHead = build_head(config)
         self.confidence_head: ConfidenceHead | None = None
         if config.enable_confidence_head:
@@ -57,18 +58,17 @@ class BlockDrafter(Drafter, ContextProjection):
     def serve(self) -> None:
         super().serve()
         self.markov_head.serve()
-        self.propose_over_pages = BlocksOverPages.of(self)
+        on_host = self.device.type == "cpu" and self.dtype == torch.float32
+        self._paged = PagedAttention.for_blocks() if on_host else None
+        self.reads_pages = self._paged is not None
 
     def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
         """A row alone makes an entry: any order, any number at once."""
         assert tokens.rows is not None
-        return self.context_kv(tokens.rows, tokens.positions)
-
-    def ingest_into(self, tokens: ContextTokens, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        assert tokens.rows is not None
         angles = self.rotary.at(tokens.positions)
-        for layer, own_keys, own_values in zip(self.draft_layers(), keys, values, strict=True):
-            layer.self_attn.store_keys_values(tokens.rows, angles, own_keys, own_values, slots)
+        pairs = [layer.self_attn.keys_values(tokens.rows, angles) for layer in self.draft_layers()]
+        keys, values = zip(*pairs, strict=True)
+        return torch.stack(keys), torch.stack(values)
 
     def room(self, slots: int) -> int:
         return slots + self.config.query_size - self.config.block_size
@@ -78,7 +78,7 @@ class BlockDrafter(Drafter, ContextProjection):
         *,
         anchor_ids: Tensor,
         anchor_positions: Tensor,
-        context: Entries,
+        context: Entries | PagedEntries,
         last_rows: Tensor | None = None,
         slots: int,
     ) -> BlockProposal:
@@ -86,73 +86,57 @@ class BlockDrafter(Drafter, ContextProjection):
 
         Slots see each other, so a shorter block than those of training is another one, of a little another quality.
         """
-        hidden = self.block_hidden(
-            anchor_ids=anchor_ids,
-            anchor_positions=anchor_positions,
-            context_k=context.keys,
-            context_v=context.values,
-            context_len=context.lengths,
-            slots=slots,
-            room=context.room,
-        )
-        return self.proposal(hidden)
+        return BlockProposal(self, self._block(anchor_ids, anchor_positions, context, slots))
 
-    def proposal(self, hidden: Tensor) -> BlockProposal:
-        """Of hidden states [n, k, H] after the final norm."""
-        return BlockProposal(self, hidden)
+    def _block(self, anchor_ids: Tensor, positions: Tensor, context: Entries | PagedEntries, slots: int) -> Tensor:
+        """Hidden states of one block per sequence: [n, k, H], as `BlockProposal` takes them."""
+        hidden, angles = self.block_inputs(anchor_ids, positions, self.room(slots))
+        attend = self._in_pages(context, hidden) if isinstance(context, PagedEntries) else self._padded(context, hidden)
+        for index, layer in enumerate(self.draft_layers()):
+            block = layer.self_attn.project(layer.input_layernorm(hidden), angles)
+            hidden = layer.after(hidden, attend(index, layer.self_attn, block))
+        out: Tensor = self.norm(hidden)[:, -slots:]
+        return out
 
-    def context_kv(self, context: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """context [..., H], positions [...] int64 -> keys and values [L, ..., Hkv, hd] each.
-
-        Keys come normed and rotated, ready to be cached; rows may arrive in any order.
-        """
-        angles = self.rotary.at(positions)
-        pairs = [layer.self_attn.keys_values(context, angles) for layer in self.draft_layers()]
-        keys, values = zip(*pairs, strict=True)
-        return torch.stack(keys), torch.stack(values)
-
-    def block_hidden(
-        self,
-        *,
-        anchor_ids: Tensor,  # [n] int64
-        anchor_positions: Tensor,  # [n] int64
-        context_k: Tensor,  # [L, n, S, Hkv, hd]
-        context_v: Tensor,  # [L, n, S, Hkv, hd]
-        context_len: Tensor,  # [n] int64, rows of each sequence that count
-        slots: int | None = None,  # k, at most config.block_size, which is meant by None
-        room: int = 0,  # of S, at the end: the block's own keys and values are written there if it is what they need
-    ) -> Tensor:
-        """Hidden states of one block per sequence: [n, k, H], after the final norm."""
-        slots = self.config.block_size if slots is None else slots
-        n, size, longest = len(anchor_ids), self.room(slots), context_k.shape[2] - room
+    def _padded(self, context: Entries, inputs: Tensor) -> Attend:
+        """Of inputs [n, q, H]. Their keys and values are written into the context's room if that is what they need."""
+        keys, values, lengths, room = context
+        (n, size, _), longest = inputs.shape, keys.shape[2] - room
         mask, beside = None, room == size
-        if n == 1 and context_len.device.type == "cpu":  # of a card it would be a wait
-            rows = int(context_len[0])
+        if n == 1 and lengths.device.type == "cpu":  # of a card it would be a wait
+            rows = int(lengths[0])
             beside = beside and rows == longest
-            if not beside and rows != context_k.shape[2]:
-                context_k, context_v = context_k[:, :, :rows], context_v[:, :, :rows]
+            if not beside and rows != keys.shape[2]:
+                keys, values = keys[:, :, :rows], values[:, :, :rows]
         else:
             if not beside:
-                context_k, context_v = context_k[:, :, :longest], context_v[:, :, :longest]
-            mask = for_padded_context(context_len, longest, size)
+                keys, values = keys[:, :, :longest], values[:, :, :longest]
+            mask = for_padded_context(lengths, longest, size)
 
         def attend(layer: int, attention: Attention, block: Projected) -> Tensor:
-            key, value = context_k[layer], context_v[layer]
+            key, value = keys[layer], values[layer]
             if beside:
                 key[:, longest:], value[:, longest:] = block.key, block.value
             else:
                 key, value = torch.cat((key, block.key), dim=1), torch.cat((value, block.value), dim=1)
             return attention.attend(block.query, key, value, mask)
 
-        return self.through_layers(*self.block_inputs(anchor_ids, anchor_positions, size), attend)[:, -slots:]
+        return attend
 
-    def through_layers(self, hidden: Tensor, angles: Tensor, attend: Attend) -> Tensor:
-        """hidden [n, q, H], angles [n, q, hd], whatever reads the context -> [n, q, H] after the final norm."""
-        for index, layer in enumerate(self.draft_layers()):
-            block = layer.self_attn.project(layer.input_layernorm(hidden), angles)
-            hidden = layer.after(hidden, attend(index, layer.self_attn, block))
-        out: Tensor = self.norm(hidden)
-        return out
+    def _in_pages(self, context: PagedEntries, inputs: Tensor) -> Attend:
+        """Of inputs [n, q, H]: where the context is kept, by the kernels for CPUs."""
+        kernel, (n, size, _) = self._paged, inputs.shape
+        assert kernel is not None
+        first = torch.arange(0, n * size + 1, size, dtype=torch.int32)
+        tables = Tables(first, context.lengths, context.blocks, size, context.longest)
+
+        def attend(layer: int, attention: Attention, block: Projected) -> Tensor:
+            query, *own = (part.flatten(0, 1) for part in block)
+            keys, values = context.keys[layer], context.values[layer]
+            out = kernel(query, keys, values, tables, attention.scale, own=(own[0], own[1]))
+            return attention.output(out.view(n, size, -1))
+
+        return attend
 
     def confidence_logits(self, hidden: Tensor, previous_ids: Tensor) -> Tensor | None:
         """hidden [..., k, H], previous_ids [..., k] (anchor first) -> [..., k], or None."""
@@ -288,33 +272,3 @@ class BlockProposal:
     @property
     def hidden(self) -> Tensor:
         return self._hidden
-
-
-class BlocksOverPages:
-    """`BlockDrafter.propose` over contexts where they are kept, in pages, by the kernels for CPUs."""
-
-    def __init__(self, drafter: BlockDrafter, kernel: PagedAttention) -> None:
-        self._drafter, self._kernel = drafter, kernel
-
-    @staticmethod
-    def of(drafter: BlockDrafter) -> BlocksOverPages | None:
-        """Where there are kernels for it."""
-        like = drafter.embed_tokens.weight
-        kernel = PagedAttention.for_blocks() if like.device.type == "cpu" and like.dtype == torch.float32 else None
-        return BlocksOverPages(drafter, kernel) if kernel is not None else None
-
-    def __call__(
-        self, *, anchor_ids: Tensor, anchor_positions: Tensor, context: PagedEntries, slots: int
-    ) -> BlockProposal:
-        n, size = len(anchor_ids), self._drafter.room(slots)
-        first = torch.arange(0, n * size + 1, size, dtype=torch.int32)
-        tables = Tables(first, context.lengths, context.blocks, size, context.longest)
-        hidden, angles = self._drafter.block_inputs(anchor_ids, anchor_positions, size)
-
-        def attend(layer: int, attention: Attention, block: Projected) -> Tensor:
-            query, *own = (part.flatten(0, 1) for part in block)
-            keys, values = context.keys[layer], context.values[layer]
-            out = self._kernel(query, keys, values, tables, attention.scale, own=(own[0], own[1]))
-            return attention.output(out.view(*hidden.shape[:2], -1))
-
-        return self._drafter.proposal(self._drafter.through_layers(hidden, angles, attend)[:, -slots:])

@@ -78,7 +78,7 @@ class Entries(NamedTuple):
 
 
 class PagedEntries(NamedTuple):
-    """Entries of n sequences where they are kept, for drafters that read them there."""
+    """Entries of n sequences where they are kept."""
 
     keys: Tensor  # [L, pages, page size, Hkv, hd], normed and rotated
     values: Tensor  # [L, pages, page size, Hkv, hd]
@@ -101,14 +101,6 @@ class Proposal(Protocol):
         """[n, k, H] of the k slots stepped so far, after the final norm."""
 
 
-class OverPages(Protocol):
-    """`Drafter.propose` without a copy of the context."""
-
-    def __call__(
-        self, *, anchor_ids: Tensor, anchor_positions: Tensor, context: PagedEntries, slots: int
-    ) -> Proposal: ...
-
-
 class Drafter(Projection, ABC):
     """A drafter of any family; `config` says which. Projects as its `Projection` does, ingests, proposes.
 
@@ -116,7 +108,7 @@ class Drafter(Projection, ABC):
     """
 
     needs: Needs
-    propose_over_pages: OverPages | None = None  # once it serves, where it can
+    reads_pages = False  # once it serves: whether `propose` takes entries where they are kept
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)
@@ -191,7 +183,7 @@ class Drafter(Projection, ABC):
         *,
         anchor_ids: Tensor,  # [n] int64
         anchor_positions: Tensor,  # [n] int64, lengths + needs.lag; a family of rows alone may lack the newest
-        context: Entries,
+        context: Entries | PagedEntries,  # the latter where `reads_pages`
         last_rows: Tensor | None = None,  # [n, H] the row before the anchor, where needs.lag
         slots: int,  # at most config.block_size
     ) -> Proposal:

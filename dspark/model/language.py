@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dspark.model.config import DrafterConfig
-from dspark.model.family import ContextTokens, Drafter, Entries, Needs
+from dspark.model.family import ContextTokens, Drafter, Entries, Needs, PagedEntries
 from dspark.model.layer import DraftLayer
 from dspark.model.proposals import GrownProposal
 
@@ -61,11 +61,12 @@ class LanguageDrafter(Drafter):
         *,
         anchor_ids: Tensor,
         anchor_positions: Tensor,
-        context: Entries,
+        context: Entries | PagedEntries,
         last_rows: Tensor | None = None,
         slots: int,
     ) -> LanguageProposal:
         """Every step runs the decoder on one token per sequence."""
+        assert isinstance(context, Entries)
         return LanguageProposal(self, context, slots)
 
     # -- training -------------------------------------------------------------------------

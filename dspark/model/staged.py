@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dspark.model.config import DrafterConfig
 from dspark.model.drafter import BlockDrafter
-from dspark.model.family import ContextTokens
+from dspark.model.family import ContextTokens, Entries, PagedEntries
 from dspark.model.formats import deepseek_v4
 from dspark.model.latent import LatentAttention
 from dspark.model.mixture import Mixture
@@ -98,37 +98,26 @@ class StagedDrafter(BlockDrafter):
         self.markov_head.serve()
         self._served_head = Product([self.lm_head])
 
-    def ingest_into(self, tokens: ContextTokens, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        made, _ = self.ingest(tokens)
-        keys.index_copy_(1, slots, made)
-        values.index_copy_(1, slots, made)
-
     def room(self, slots: int) -> int:
         return 0
 
-    def context_kv(self, context: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
         """Keys are the values: the same tensor twice, [L, ..., 1, hd]."""
-        angles = self.rotary.at(positions)
-        keys = torch.stack([stage.attn.keys(context, angles) for stage in self._stages()]).unsqueeze(-2)
-        return keys, keys
+        assert tokens.rows is not None
+        return (self._keys(tokens.rows, tokens.positions).unsqueeze(-2),) * 2
 
-    def block_hidden(
-        self,
-        *,
-        anchor_ids: Tensor,
-        anchor_positions: Tensor,
-        context_k: Tensor,
-        context_v: Tensor,
-        context_len: Tensor,
-        slots: int | None = None,
-        room: int = 0,
-    ) -> Tensor:
-        size = self.config.block_size if slots is None else slots
-        seen = min(self._shape.window, context_k.shape[2])
-        rows = context_len.unsqueeze(-1) - seen + torch.arange(seen, device=context_len.device)  # [n, W]
+    def _keys(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """rows [..., H] at positions [...] -> [L, ..., hd]."""
+        angles = self.rotary.at(positions)
+        return torch.stack([stage.attn.keys(rows, angles) for stage in self._stages()])
+
+    def _block(self, anchor_ids: Tensor, positions: Tensor, context: Entries | PagedEntries, slots: int) -> Tensor:
+        assert isinstance(context, Entries)
+        seen = min(self._shape.window, context.keys.shape[2])
+        rows = context.lengths.unsqueeze(-1) - seen + torch.arange(seen, device=context.lengths.device)  # [n, W]
         whose = torch.arange(len(rows), device=rows.device).unsqueeze(-1)
-        context = context_k[:, whose, rows.clamp(min=0), 0]
-        return self._through(anchor_ids, anchor_positions, context, rows >= 0, size)
+        keys = context.keys[:, whose, rows.clamp(min=0), 0]
+        return self._through(anchor_ids, positions, keys, rows >= 0, slots)
 
     def _through(self, anchor_ids: Tensor, positions: Tensor, context: Tensor, visible: Tensor, size: int) -> Tensor:
         """Anchors [n], keys of each stage's context [L, n, S, hd] and which count [n, S] -> [n, size, H]."""
@@ -162,12 +151,12 @@ class StagedDrafter(BlockDrafter):
         """As `BlockDrafter.forward_hidden`, of hidden states before the final norm; every block gathers its window."""
         batch, length = input_ids.shape
         size, window = self.config.block_size, self._shape.window
-        keys, _ = self.context_kv(self.project(features), torch.arange(length, device=input_ids.device))
+        keys = self._keys(self.project(features), torch.arange(length, device=input_ids.device))
         rows = anchor_positions.unsqueeze(-1) - window + torch.arange(window, device=input_ids.device)  # [B, A, W]
         begins = torch.zeros_like(anchor_positions) if first_rows is None else first_rows
         visible = (rows >= begins.unsqueeze(-1)) & block_keep_mask.unsqueeze(-1)
         whose = torch.arange(batch, device=rows.device).view(-1, 1, 1)
-        context = keys[:, whose, rows.clamp(min=0), 0].flatten(1, 2)  # [L, B*A, W, hd]
+        context = keys[:, whose, rows.clamp(min=0)].flatten(1, 2)  # [L, B*A, W, hd]
         anchor_ids = input_ids.gather(1, anchor_positions)
         hidden = self._through(anchor_ids.flatten(), anchor_positions.flatten(), context, visible.flatten(0, 1), size)
         return hidden.view(batch, anchor_positions.shape[1], size, -1)

@@ -14,9 +14,9 @@ CONFORMANCE = [
     *in_file(
         "dspark/model/drafter.py",
         (
-            "conformance: hidden states negated in the drafter that is served on CPUs",
-            "proposal(self._drafter.through_layers(hidden, angles, attend)[:, -slots:])",
-            "proposal(-self._drafter.through_layers(hidden, angles, attend)[:, -slots:])",
+            "conformance: attention negated in the drafter that is served on CPUs",
+            "return attention.output(out.view(n, size, -1))",
+            "return -attention.output(out.view(n, size, -1))",
             CASES,
         ),
     ),

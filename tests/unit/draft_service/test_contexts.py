@@ -9,7 +9,7 @@ import torch
 
 from draft_service.contexts import ContextStore, Rows
 from dspark.model.checkpoint import load_drafter
-from dspark.model.drafter import BlockDrafter, BlocksOverPages
+from dspark.model.drafter import BlockDrafter
 from dspark.native.compiled import kernels
 from dspark.types import Cursor, Refusal, RefusalReason
 
@@ -102,18 +102,17 @@ def test_a_block_whose_own_stand_in_the_room_behind_the_context_is_the_same(
 def test_a_block_that_reads_its_context_in_place_is_the_same(golden_drafter: Path, counts: tuple[int, ...]) -> None:
     drafter = load_drafter(golden_drafter).requires_grad_(False)
     drafter.serve()
-    over_pages = drafter.propose_over_pages
-    assert isinstance(over_pages, BlocksOverPages)
+    assert drafter.reads_pages
     store = scattered(drafter)
     store._keys[:, store.pages.slots(3, 0, 16)] = float("nan")  # what others hold is not read
     members = [(4 if count == 60 else 1, count) for count in counts]
     anchors, positions = torch.arange(5, 5 + len(counts)), torch.tensor(counts)
     with torch.inference_mode():
-        expected = drafter.propose(
-            anchor_ids=anchors, anchor_positions=positions, context=store.entries(members), slots=3
+        made, expected = (
+            drafter.propose(anchor_ids=anchors, anchor_positions=positions, context=context, slots=3).hidden
+            for context in (store.paged(members), store.entries(members))
         )
-        made = over_pages(anchor_ids=anchors, anchor_positions=positions, context=store.paged(members), slots=3)
-    torch.testing.assert_close(made.hidden, expected.hidden, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_scattered_contexts_are_gathered_and_padding_is_never_garbage(drafter: BlockDrafter) -> None:

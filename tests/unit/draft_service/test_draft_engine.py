@@ -72,14 +72,13 @@ def test_rows_past_the_ones_named_are_not_seen(engine: DraftEngine) -> None:
 
 def test_only_the_slots_that_are_asked_for_are_computed(engine: DraftEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     cursor, computed = fill(engine, 1, 30), list[int]()
-    propose = engine.drafter.propose_over_pages or engine.drafter.propose
+    propose = engine.drafter.propose
 
     def counted(**given: Any) -> Any:
         computed.append(given["slots"])
         return propose(**given)
 
-    name = "propose_over_pages" if engine.drafter.propose_over_pages else "propose"
-    monkeypatch.setattr(engine.drafter, name, counted)
+    monkeypatch.setattr(engine.drafter, "propose", counted)
     blocks = [engine.draft([item(cursor, GREEDY, slots=slots)])[0] for slots in (3, 7)]
     assert computed == [3, 7]
     assert [len(block.token_ids) for block in blocks] == [3, 7]
@@ -93,9 +92,9 @@ def test_unlike_contexts_go_apart_only_where_they_are_padded(
     draft_group = engine._draft_group
     monkeypatch.setattr(engine, "_draft_group", lambda group: passes.append(len(group)) or draft_group(group))
     in_place = engine.draft(items)
-    assert passes == ([16] if engine.drafter.propose_over_pages else [15, 1])
+    assert passes == ([16] if engine.drafter.reads_pages else [15, 1])
     passes.clear()
-    monkeypatch.setattr(engine.drafter, "propose_over_pages", None)
+    monkeypatch.setattr(engine.drafter, "reads_pages", False)
     assert [block.token_ids for block in engine.draft(items)] == [block.token_ids for block in in_place]
     assert passes == [15, 1]
 

@@ -20,6 +20,7 @@ from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.checkpoint import fingerprint, load_drafter, load_projection, load_target, save_drafter
 from dspark.model.config_file import config_to_json, parse_drafter_config
 from dspark.model.families import as_block
+from dspark.model.family import ContextTokens, Entries
 from dspark.model.formats.deepseek_v4 import stages_in
 from dspark.model.formats.report import report
 from dspark.model.staged import StagedDrafter
@@ -54,22 +55,18 @@ def test_every_block_is_the_references(folder: Path) -> None:
         torch.testing.assert_close(rows, case["context_rows"], **CLOSE)
         count = rows.shape[1]
         order = torch.randperm(count)  # rows may arrive in any order
-        keys, made = torch.empty(3, 1, count, 1, 32), drafter.context_kv(rows[:, order], order)[0]
+        keys, made = torch.empty(3, 1, count, 1, 32), drafter.ingest(ContextTokens(rows[:, order], None, order))[0]
         keys[:, :, order] = made
         kept = case["context_keys"]
         torch.testing.assert_close(keys[:, 0, -kept.shape[1] :, 0], kept, **CLOSE)
-        hidden = drafter.block_hidden(
-            anchor_ids=case["anchor_id"],
-            anchor_positions=torch.tensor([count]),
-            context_k=keys,
-            context_v=keys,
-            context_len=torch.tensor([count]),
-        )
+        asked = {"anchor_ids": case["anchor_id"], "anchor_positions": torch.tensor([count]), "slots": 5}
+        context = Entries(keys, keys, torch.tensor([count]))
+        hidden = drafter.propose(**asked, context=context).hidden
         torch.testing.assert_close(hidden, case["head_hidden"], **CLOSE_STREAMS)
         torch.testing.assert_close(drafter.norm(hidden), case["block_hidden"], **CLOSE)
         torch.testing.assert_close(drafter.base_logits(hidden), case["base_logits"], **CLOSE)
         for name, forced in (("", None), ("forced_", case["forced_previous_ids"])):
-            proposal, said, logits = drafter.proposal(hidden), [case["anchor_id"]], []
+            proposal, said, logits = drafter.propose(**asked, context=context), [case["anchor_id"]], []
             for slot in range(5):
                 logits.append(proposal.step(said[-1] if forced is None else forced[:, slot]))
                 said.append(logits[-1].argmax(-1))
@@ -87,14 +84,13 @@ def test_a_padded_batch_of_unequal_contexts_equals_single_blocks() -> None:
     keys = torch.full((3, len(cases), int(lengths.max()), 1, 32), 1e3)  # loud garbage beyond each context
     for row, case in enumerate(cases):
         rows = drafter.project(case["context_features"][0])
-        keys[:, row, : len(rows)], _ = drafter.context_kv(rows, torch.arange(len(rows)))
-    hidden = drafter.block_hidden(
+        keys[:, row, : len(rows)], _ = drafter.ingest(ContextTokens(rows, None, torch.arange(len(rows))))
+    hidden = drafter.propose(
         anchor_ids=torch.cat([case["anchor_id"] for case in cases]),
         anchor_positions=lengths,
-        context_k=keys,
-        context_v=keys,
-        context_len=lengths,
-    )
+        context=Entries(keys, keys, lengths),
+        slots=5,
+    ).hidden
     for row, case in enumerate(cases):
         torch.testing.assert_close(hidden[row], case["head_hidden"][0], **CLOSE_STREAMS)
 
@@ -164,16 +160,12 @@ def test_what_is_mixed_in_fp32_stays_so_beside_bf16() -> None:
     assert drafter.dtype == torch.bfloat16
     with torch.inference_mode():
         case = block_cases(SHIPPED)[-1]
-        rows = drafter.project(case["context_features"][0])
-        keys, _ = as_block(drafter).context_kv(rows, torch.arange(len(rows)))
-        hidden = as_block(drafter).block_hidden(
-            anchor_ids=case["anchor_id"],
-            anchor_positions=torch.tensor([len(rows)]),
-            context_k=keys[:, None],
-            context_v=keys[:, None],
-            context_len=torch.tensor([len(rows)]),
+        at = torch.tensor([case["context_features"].shape[1]])
+        context, _ = entries_at(
+            drafter, features=case["context_features"][0], token_ids=case["prompt_ids"][0], anchors=at
         )
-        assert float((drafter.base_logits(hidden).float() - case["base_logits"]).abs().max()) < 0.5
+        made = drafter.propose(anchor_ids=case["anchor_id"], anchor_positions=at, context=context, slots=5)
+        assert float((drafter.base_logits(made.hidden).float() - case["base_logits"]).abs().max()) < 0.5
 
 
 class Reads(TorchDispatchMode):
@@ -193,17 +185,19 @@ class Reads(TorchDispatchMode):
 def test_a_block_waits_for_the_device_once_and_once_for_each_mixture() -> None:
     drafter = staged(SHIPPED)
     keys = torch.randn(3, 2, 40, 1, 32, generator=torch.Generator().manual_seed(1))
-    asked = {"anchor_ids": torch.tensor([3, 4]), "anchor_positions": torch.tensor([40, 9])}
-    lengths = torch.tensor([40, 9])
+    asked, lengths = torch.tensor([3, 4]), torch.tensor([40, 9])
+
+    def block(at: slice, count: int) -> Tensor:
+        own = keys[:, at, :count]
+        context = Entries(own, own, lengths[at])
+        return drafter.propose(anchor_ids=asked[at], anchor_positions=lengths[at], context=context, slots=5).hidden
+
     with Reads() as reads:
-        both = drafter.block_hidden(**asked, context_k=keys, context_v=keys, context_len=lengths)
+        both = block(slice(2), 40)
     # How far the table of rotations has to reach, of any block drafter; and counts, by a way that is not told here.
     assert reads.found == ["_local_scalar_dense"]
     for at, count in enumerate(lengths.tolist()):
-        one = {name: value[at : at + 1] for name, value in asked.items()}
-        own = keys[:, at : at + 1, :count]
-        alone = drafter.block_hidden(**one, context_k=own, context_v=own, context_len=lengths[at : at + 1])
-        torch.testing.assert_close(both[at], alone[0], **CLOSE_STREAMS)
+        torch.testing.assert_close(both[at], block(slice(at, at + 1), count)[0], **CLOSE_STREAMS)
 
 
 def _without_last(tensors: dict[str, Tensor]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.checkpoint import load_drafter, load_projection, save_drafter
 from dspark.model.config_file import parse_drafter_config, read_drafter_config
-from dspark.model.family import Drafter
+from dspark.model.family import ContextTokens, Drafter, Entries
 from dspark.model.formats.convert import to_speculators
 from dspark.training.rounds import entries_at
 from tests.unit.model.golden import ALL, DATA
@@ -137,11 +137,11 @@ def test_without_sampling_from_the_anchor_its_slot_is_passed_over(tmp_path: Path
     assert (late.config.block_size, late.config.query_size) == (7, 8)
     long = load_drafter(_with(folder, tmp_path / "long", block_size=8))
     ids, rows = torch.arange(30) % 128, torch.randn(30, 64)
-    keys, values = original.context_kv(rows, torch.arange(30))  # type: ignore[operator]
-    given = {"context_k": keys[:, None], "context_v": values[:, None], "context_len": torch.tensor([30])}
-    where = {"anchor_ids": ids[:1], "anchor_positions": torch.tensor([30])}
-    hidden = late.block_hidden(**where, **given)  # type: ignore[operator]
-    torch.testing.assert_close(hidden, long.block_hidden(**where, **given)[:, 1:], rtol=0, atol=1e-5)  # type: ignore[operator]
+    keys, values = original.ingest(ContextTokens(rows, None, torch.arange(30)))
+    given = {"anchor_ids": ids[:1], "anchor_positions": torch.tensor([30])}
+    given |= {"context": Entries(keys[:, None], values[:, None], torch.tensor([30]))}  # type: ignore[dict-item]
+    hidden = late.propose(**given, slots=7).hidden  # type: ignore[arg-type]
+    torch.testing.assert_close(hidden, long.propose(**given, slots=8).hidden[:, 1:], rtol=0, atol=1e-5)  # type: ignore[arg-type]
     save_drafter(late, tmp_path / "again")
     assert read_drafter_config(tmp_path / "again").query_size == 8
 
