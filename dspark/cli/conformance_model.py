@@ -19,6 +19,7 @@ from dspark.model.checkpoint import LoadedTarget, load_target
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
 from dspark.model.family import Drafter
+from dspark.model.heads import VanillaHead
 from dspark.model.proposals import sureness
 from dspark.model.target import TargetTaps
 from dspark.model.weights_file import read_file
@@ -132,45 +133,49 @@ def _drafted_problem(block: Block, case: Mapping[str, Tensor]) -> str | None:
 
 
 def _loss_problem(case: Mapping[str, Tensor], drafter: BlockDrafter) -> str | None:
-    from dspark.training.anchors import Anchors, label_blocks
+    """Of texts one by one; the blocks of a case that are not kept are nobody's."""
+    from dspark.training.anchors import label_blocks, slots_after
     from dspark.training.lean_loss import lean_block_loss
     from dspark.training.loss import LossWeights, figures
+    from dspark.training.objective import add_sums
 
-    anchors = Anchors(case["anchor_positions"], case["block_keep_mask"])
-    size = drafter.config.block_size
-    labels = label_blocks(input_ids=case["input_ids"], loss_mask=case["loss_mask"], anchors=anchors, block_size=size)
-    for name, found in (("eval_mask", labels.eval_mask), ("target_ids", labels.target_ids)):
-        if not torch.equal(found, case[name]):
-            return f"{name} differs"
-    blocks = {
-        "features": case["target_hidden_states"],
-        "input_ids": case["input_ids"],
-        "anchor_positions": anchors.positions,
-        "block_keep_mask": anchors.keep,
-    }
-    with torch.no_grad():
-        out = drafter.forward_blocks(**blocks)
-    kept = anchors.keep  # what a dummy block yields means nothing
-    if problem := _far("draft_logits", out.corrected_logits[kept], case, kept):
-        return problem
-    confident = out.confidence_logits is not None
-    if out.confidence_logits is not None and (
-        problem := _far("confidence_logits", out.confidence_logits[kept], case, kept)
-    ):
-        return problem
+    size, head, confident = drafter.config.block_size, drafter.markov_head, drafter.confidence_head is not None
     drafter.zero_grad(set_to_none=True)
-    objective, sums = lean_block_loss(
-        drafter,
-        hidden=drafter.forward_hidden(**blocks),
-        previous_ids=drafter.previous_ids(case["input_ids"], anchors.positions),
-        target_ids=labels.target_ids,
-        eval_mask=labels.eval_mask,
-        anchor_positions=anchors.positions,
-        last_hidden=case["target_last_hidden_states"],
-        target_head=drafter.lm_head.weight,  # a verbatim copy of the target's
-        weights=LossWeights(confidence=1.0 if confident else 0.0),
-    )
-    loss = objective / sums.denominator
+    parts = []
+    shape = case["block_keep_mask"].shape
+    for text, keep in enumerate(case["block_keep_mask"]):
+        told = {name: tensor[text][keep] for name, tensor in case.items() if tensor.shape[:2] == shape}
+        ids, anchors = case["input_ids"][text], told["anchor_positions"]
+        labels = label_blocks(input_ids=ids, supervised=case["loss_mask"][text] > 0, anchors=anchors, block_size=size)
+        for name, found in labels._asdict().items():
+            if not torch.equal(found, told[name]):
+                return f"{name} differs"
+        if not len(anchors):
+            continue
+        hidden = drafter.forward_hidden(features=case["target_hidden_states"][text], input_ids=ids, anchors=anchors)
+        with torch.no_grad():
+            embedded = head.embed(ids[slots_after(anchors, size, len(ids))])
+            codes, logits = head.codes(embedded, hidden), drafter.base_logits(hidden)
+            logits = logits + head.expand(codes) if codes is not None and isinstance(head, VanillaHead) else logits
+            confidence = drafter.confidence_of(hidden, embedded)
+        if problem := _far("draft_logits", logits, told):
+            return problem
+        if confidence is not None and (problem := _far("confidence_logits", confidence, told)):
+            return problem
+        parts.append(
+            lean_block_loss(
+                drafter,
+                hidden=hidden,
+                input_ids=ids,
+                anchors=anchors,
+                labels=labels,
+                last_hidden=case["target_last_hidden_states"][text],
+                target_head=drafter.lm_head.weight,  # a verbatim copy of the target's
+                weights=LossWeights(confidence=1.0 if confident else 0.0),
+            )
+        )
+    sums = add_sums([part.sums for part in parts])
+    loss = torch.stack([part.objective for part in parts]).sum() / sums.denominator
     loss.backward()  # type: ignore[no-untyped-call]
     values = figures(sums) | {"loss": float(loss.detach())}
     for name in ("loss", "ce_loss", "l1_loss", *(("confidence_loss",) if confident else ())):
@@ -193,11 +198,11 @@ def _gradient_problem(case: Mapping[str, Tensor], drafter: BlockDrafter) -> str 
     return None
 
 
-def _far(name: str, found: Tensor, case: Mapping[str, Tensor], where: Tensor | None = None) -> str | None:
+def _far(name: str, found: Tensor, case: Mapping[str, Tensor]) -> str | None:
     """None if a field is as stored within the absolute tolerance."""
     if name not in case:
         return f"{name}: missing"
-    wanted = case[name] if where is None else case[name][where]
+    wanted = case[name]
     if found.shape != wanted.shape:
         return f"{name}: shape {list(found.shape)} instead of {list(wanted.shape)}"
     gap = float((found - wanted).abs().max()) if wanted.numel() else 0.0

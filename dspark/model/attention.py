@@ -5,7 +5,7 @@ In a mask True means visible; its last axis is [context rows ; block rows].
 Rows may be wider than the hidden states (Eagle3 reads two at once). Gemma4 differs from Qwen3 in three places: values
 may come from the key projection, they are normed without a weight, and scores are not scaled.
 
-Symbols: n sequences or B rows of a batch, Q queries, S kept entries, Hq and Hkv query and key-value heads,
+Symbols: n sequences, Q queries, S kept entries, Hq and Hkv query and key-value heads,
 hd head size.
 """
 
@@ -113,14 +113,14 @@ class Attention(nn.Module):
 
     def attend_groups(
         self,
-        rows: Tensor,  # [B, A*k, H] normed rows of all blocks
+        rows: Tensor,  # [A*k, H] normed rows of all blocks
         *,
-        context_k: Tensor,  # [B, T, Hkv, hd]
+        context_k: Tensor,  # [T, Hkv, hd]
         context_v: Tensor,
-        angles: Tensor,  # [B, A*k, hd]
+        angles: Tensor,  # [A*k, hd]
         groups: Sequence[QueryGroup],
     ) -> Tensor:
-        """Many blocks per row of a batch, each behind its own mask: [B, A*k, H]."""
+        """Many blocks of one row of tokens, each behind its own mask: [A*k, H]."""
         query, key, value = self.project(rows, angles)
         if query.device.type == "cpu":
             # The CPU kernel's backward pass is half as fast in bf16 as in fp32.
@@ -130,15 +130,15 @@ class Attention(nn.Module):
         with torch.autocast(query.device.type, enabled=False):
             for queries, seen, mask in groups:
                 part = scaled_dot_product_attention(
-                    query[:, queries].transpose(1, 2),
-                    torch.cat((context_k[:, seen], key[:, queries]), dim=1).transpose(1, 2),
-                    torch.cat((context_v[:, seen], value[:, queries]), dim=1).transpose(1, 2),
+                    query[None, queries].transpose(1, 2),
+                    torch.cat((context_k[seen], key[queries]))[None].transpose(1, 2),
+                    torch.cat((context_v[seen], value[queries]))[None].transpose(1, 2),
                     attn_mask=mask,
                     scale=self.scale,
                     enable_gqa=True,
                 )
-                parts.append(part.transpose(1, 2).flatten(2))
-        return self.output(torch.cat(parts, dim=1))
+                parts.append(part[0].transpose(0, 1).flatten(1))
+        return self.output(torch.cat(parts))
 
     def output(self, attended: Tensor) -> Tensor:
         """[..., Hq*hd] -> [..., H]."""
@@ -154,7 +154,7 @@ class QueryGroup(NamedTuple):
 
     queries: slice  # into the A*k queries
     context_rows: slice  # only these context rows are passed
-    mask: Tensor  # [B, 1, Q', S'+Q']
+    mask: Tensor  # [Q', S'+Q']
 
 
 def for_padded_context(context_len: Tensor, rows: int, block_size: int) -> Tensor:
@@ -167,28 +167,21 @@ def for_padded_context(context_len: Tensor, rows: int, block_size: int) -> Tenso
     return visible[:, None, None, :]
 
 
-def for_training(
-    anchor_positions: Tensor, block_keep_mask: Tensor, *, block_size: int, first_rows: Tensor | None = None
-) -> list[QueryGroup]:
-    """anchors [B, A], keep [B, A] -> groups that together cover all A*k queries in order.
+def for_training(anchors: Tensor, *, block_size: int, first_rows: Tensor | None = None) -> list[QueryGroup]:
+    """anchors [A], at least one -> groups that together cover all A*k queries in order.
 
-    A query sees the context rows strictly before its anchor, and its own block. `first_rows` [B, A] says where its
-    text begins, for texts packed back to back into one row: rows before it belong to others. A dummy block sees
-    itself too, although its output is never read: a softmax over nothing would be NaN.
+    A query sees the context rows strictly before its anchor, and its own block. `first_rows` [A] says where its text
+    begins, for texts packed back to back into one row: rows before it belong to others.
     """
-    kept = anchor_positions * block_keep_mask
-    begins = torch.zeros_like(kept) if first_rows is None else first_rows * block_keep_mask
-    step = -(-anchor_positions.shape[1] // _GROUPS)
+    begins = torch.zeros_like(anchors) if first_rows is None else first_rows
+    step = -(-len(anchors) // _GROUPS)
     groups = []
-    for start in range(0, anchor_positions.shape[1], step):
-        part = kept[:, start : start + step]  # [B, A']
-        first = begins[:, start : start + step]
-        anchors, rows = part.shape[1], slice(int(first.min()), int(part.max()))
+    for start in range(0, len(anchors), step):
+        part, first = anchors[start : start + step], begins[start : start + step]  # [A']
+        rows = slice(int(first.min()), int(part.max()))
         index = torch.arange(rows.start, rows.stop, device=part.device)
         before = (index >= first.unsqueeze(-1)) & (index < part.unsqueeze(-1))
-        owner = torch.arange(anchors, device=part.device).repeat_interleave(block_size)
-        own = (owner.unsqueeze(-1) == owner).expand(len(part), -1, -1)
-        mask = torch.cat((before.repeat_interleave(block_size, dim=1), own), dim=-1).unsqueeze(1)
-        queries = slice(start * block_size, (start + anchors) * block_size)
-        groups.append(QueryGroup(queries, rows, mask))
+        owner = torch.arange(len(part), device=part.device).repeat_interleave(block_size)
+        mask = torch.cat((before.repeat_interleave(block_size, dim=0), owner.unsqueeze(-1) == owner), dim=-1)
+        groups.append(QueryGroup(slice(start * block_size, (start + len(part)) * block_size), rows, mask))
     return groups

@@ -111,10 +111,6 @@ class ChainDrafter(Drafter):
             out.append(self.norm(output))
         return out
 
-    def forward(self, features: Tensor, input_ids: Tensor, steps: int) -> list[Tensor]:  # type: ignore[override]
-        """The training forward, under the name that wrappers such as DDP call."""
-        return self.forward_steps(features=features, input_ids=input_ids, steps=steps)
-
 
 class Eagle3Drafter(ChainDrafter, FusedFeatures):
     """Eagle3 with fused taps and the whole vocabulary."""

@@ -36,9 +36,6 @@ class Projection(nn.Module):
     def serve_rows(self) -> None:
         """Makes `project` fast for features [T, m*H]; the weights must not change any more."""
 
-    def forward(self, features: Tensor) -> Tensor:
-        return self.project(features)
-
 
 class FusedFeatures(Projection):
     """g[p] = W_fc F[p]: Eagle3's, which norms inside its layer."""

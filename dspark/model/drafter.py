@@ -5,15 +5,14 @@ a+j and predicts position a+j+1. Slots of a block see each other in both directi
 context row strictly before the anchor; blocks never see each other. Context keys and values
 depend on one projected row each, so a service computes them once, on arrival.
 
-Tensor names are the checkpoint's own: `state_dict()` is the file. Symbols: n sequences or
-B rows of a batch, A anchors per row, k slots, S context rows, H hidden, V vocabulary,
-L draft layers, hd head size, Hkv key-value heads.
+Tensor names are the checkpoint's own: `state_dict()` is the file. Symbols: n sequences, T tokens
+and A anchors of a training row, k slots, S context rows, H hidden, V vocabulary, L draft layers,
+hd head size, Hkv key-value heads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,15 +27,6 @@ from dspark.native.attention import PagedAttention, Tables
 
 # Of one layer: its number, its attention, what the block's rows are to it -> [n, k, H].
 Attend = Callable[[int, Attention, Projected], Tensor]
-
-
-class BlockOutput(NamedTuple):
-    """What a training step reads. Everything is teacher forced."""
-
-    hidden: Tensor  # [B, A, k, H] after the final norm
-    base_logits: Tensor  # [B, A, k, V]
-    corrected_logits: Tensor  # [B, A, k, V], the sequential head's bias added
-    confidence_logits: Tensor | None  # [B, A, k], None without a confidence head
 
 
 class BlockDrafter(Drafter, ContextProjection):
@@ -138,12 +128,9 @@ class BlockDrafter(Drafter, ContextProjection):
 
         return attend
 
-    def confidence_logits(self, hidden: Tensor, previous_ids: Tensor) -> Tensor | None:
-        """hidden [..., k, H], previous_ids [..., k] (anchor first) -> [..., k], or None."""
-        return self.confidence_of(hidden, self.markov_head.embed(previous_ids))
-
     def confidence_of(self, hidden: Tensor, embedded: Tensor | None) -> Tensor | None:
-        """The same of rows [..., k, r] that the sequential head has for those ids, or None without a table."""
+        """hidden [..., k, H], rows [..., k, r] that the sequential head has for the ids before the slots, if it has a
+        table -> logits [..., k], or None without a confidence head."""
         head = self.confidence_head
         if head is None:
             return None
@@ -159,28 +146,22 @@ class BlockDrafter(Drafter, ContextProjection):
     def forward_hidden(
         self,
         *,
-        features: Tensor,  # [B, T, m*H] raw taps
-        input_ids: Tensor,  # [B, T] int64
-        anchor_positions: Tensor,  # [B, A] int64
-        block_keep_mask: Tensor,  # [B, A] bool, False for a row's missing anchors
-        first_rows: Tensor | None = None,  # [B, A] where an anchor's text begins, for texts packed into one row
+        features: Tensor,  # [T, m*H] raw taps
+        input_ids: Tensor,  # [T] int64
+        anchors: Tensor,  # [A] int64
+        first_rows: Tensor | None = None,  # [A] where an anchor's text begins, for texts packed into one row
     ) -> Tensor:
-        """All blocks of a batch in one pass: [B, A, k, H] after the final norm.
+        """All blocks of a row of tokens in one pass: [A, k, H], as `propose` makes them.
 
-        Equal to `block_hidden` on each anchor with the rows of its text before it: positions count from the start of
-        the row, and only their differences matter. Dummy anchors yield finite numbers that mean nothing.
+        Equal to each anchor's block with the rows of its text before it: positions count from the start of the row,
+        and only their differences matter.
         """
-        batch, length = input_ids.shape
-        anchors, size = anchor_positions.shape[1], self.config.query_size
+        length, size = len(input_ids), self.config.query_size
         context = self.project(features)
         context_angles = self.rotary.at(torch.arange(length, device=input_ids.device), longest=length + size)
-        anchor_ids = input_ids.gather(1, anchor_positions)
-        hidden, angles = self.block_inputs(
-            anchor_ids.flatten(), anchor_positions.flatten(), size, longest=length + size
-        )
-        hidden = hidden.view(batch, anchors * size, -1)
-        angles = angles.view(batch, anchors * size, -1)
-        groups = for_training(anchor_positions, block_keep_mask, block_size=size, first_rows=first_rows)
+        hidden, angles = self.block_inputs(input_ids[anchors], anchors, size, longest=length + size)
+        hidden, angles = hidden.flatten(0, 1), angles.flatten(0, 1)
+        groups = for_training(anchors, block_size=size, first_rows=first_rows)
         for layer in self.draft_layers():
             attention = layer.self_attn
             keys, values = attention.keys_values(context, context_angles)
@@ -189,43 +170,7 @@ class BlockDrafter(Drafter, ContextProjection):
             )
             hidden = layer.after(hidden, attended)
         out: Tensor = self.norm(hidden)
-        return out.view(batch, anchors, size, -1)[:, :, -self.config.block_size :]
-
-    def forward_blocks(
-        self,
-        *,
-        features: Tensor,
-        input_ids: Tensor,
-        anchor_positions: Tensor,
-        block_keep_mask: Tensor,
-    ) -> BlockOutput:
-        """`forward_hidden` and everything the loss reads, for every slot, teacher forced."""
-        hidden = self.forward_hidden(
-            features=features,
-            input_ids=input_ids,
-            anchor_positions=anchor_positions,
-            block_keep_mask=block_keep_mask,
-        )
-        previous = self.previous_ids(input_ids, anchor_positions)
-        base = self.base_logits(hidden)
-        bias = self.markov_head.biases(previous, hidden)
-        return BlockOutput(
-            hidden=hidden,
-            base_logits=base,
-            corrected_logits=base if bias is None else base + bias,
-            confidence_logits=self.confidence_logits(hidden, previous),
-        )
-
-    def forward(self, **inputs: Tensor) -> BlockOutput:  # type: ignore[override]
-        """The training forward, under the name that wrappers such as DDP call."""
-        return self.forward_blocks(**inputs)
-
-    def previous_ids(self, input_ids: Tensor, anchor_positions: Tensor) -> Tensor:
-        """True token before each predicted one, [B, A, k]; slots past the end repeat the last."""
-        batch, length = input_ids.shape
-        slots = torch.arange(self.config.block_size, device=input_ids.device)
-        index = (anchor_positions.unsqueeze(-1) + slots).clamp(max=length - 1)
-        return input_ids.gather(1, index.view(batch, -1)).view(index.shape)
+        return out.unflatten(0, (-1, size))[:, -self.config.block_size :]
 
     # -- shared ---------------------------------------------------------------------------
 
@@ -265,7 +210,8 @@ class BlockProposal:
         """previous_ids [n, k], anchors first -> [n, k]: the head's, or else how sure the slots' logits are."""
         if self._sureness:
             return torch.stack(self._sureness, dim=1)
-        told = self._drafter.confidence_logits(self._hidden[:, : previous_ids.shape[1]], previous_ids)
+        embedded = self._drafter.markov_head.embed(previous_ids)
+        told = self._drafter.confidence_of(self._hidden[:, : previous_ids.shape[1]], embedded)
         assert told is not None
         return told
 

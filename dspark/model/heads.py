@@ -5,7 +5,7 @@ A sequential head is a bias on slot k's logits from the token drafted before it.
 e = W1[previous id] in R^r, h = the slot's post-norm hidden state. The corrected logits are
 U_k + B_k; the heads differ in B_k only (eq. 5, eq. 6; the gated form is an extension found in
 checkpoints). Slot 1's previous token is the anchor. Two forms of one distribution: `bias` walks slot
-by slot on sampled tokens, `biases` takes all previous tokens at once (teacher forcing).
+by slot on sampled tokens, `codes` takes all previous tokens at once (teacher forcing).
 
 The confidence head says how likely slot k is to be accepted, given that the slots before it were:
 z_k = w . [h_k ; W1[x_{k-1}]] + b, c_k = sigmoid(z_k) (eq. 7, plus a bias). c_k knows the tokens
@@ -40,10 +40,6 @@ class SequentialHead(nn.Module):
         """previous_ids [n], hidden [n, H] -> (bias [n, V] or None, next state)."""
         return None, state
 
-    def biases(self, previous_ids: Tensor, hidden: Tensor) -> Tensor | None:
-        """previous_ids [..., k], hidden [..., k, H] -> [..., k, V], or None without a head."""
-        return None
-
     def codes(self, embedded: Tensor | None, hidden: Tensor) -> Tensor | None:
         """W1 rows [..., k, r] -> what W2 is applied to, [..., k, r]. Lets a loss expand few rows at a time."""
         return None
@@ -68,9 +64,6 @@ class VanillaHead(SequentialHead):
 
     def bias(self, state: Tensor, previous_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         return self.expand(self._code(self.embed(previous_ids), hidden)), state
-
-    def biases(self, previous_ids: Tensor, hidden: Tensor) -> Tensor:
-        return self.expand(self.codes(self.embed(previous_ids), hidden))
 
     def codes(self, embedded: Tensor | None, hidden: Tensor) -> Tensor:
         assert embedded is not None

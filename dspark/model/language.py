@@ -82,10 +82,6 @@ class LanguageDrafter(Drafter):
         out: Tensor = self.norm(hidden)
         return out
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """The training forward, under the name that wrappers such as DDP call."""
-        return self.forward_tokens(input_ids)
-
 
 class LanguageProposal(GrownProposal):
     """Every step runs all layers on the token before."""

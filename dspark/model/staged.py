@@ -140,26 +140,15 @@ class StagedDrafter(BlockDrafter):
     # -- training -------------------------------------------------------------------------
 
     def forward_hidden(
-        self,
-        *,
-        features: Tensor,
-        input_ids: Tensor,
-        anchor_positions: Tensor,
-        block_keep_mask: Tensor,
-        first_rows: Tensor | None = None,
+        self, *, features: Tensor, input_ids: Tensor, anchors: Tensor, first_rows: Tensor | None = None
     ) -> Tensor:
         """As `BlockDrafter.forward_hidden`, of hidden states before the final norm; every block gathers its window."""
-        batch, length = input_ids.shape
-        size, window = self.config.block_size, self._shape.window
-        keys = self._keys(self.project(features), torch.arange(length, device=input_ids.device))
-        rows = anchor_positions.unsqueeze(-1) - window + torch.arange(window, device=input_ids.device)  # [B, A, W]
-        begins = torch.zeros_like(anchor_positions) if first_rows is None else first_rows
-        visible = (rows >= begins.unsqueeze(-1)) & block_keep_mask.unsqueeze(-1)
-        whose = torch.arange(batch, device=rows.device).view(-1, 1, 1)
-        context = keys[:, whose, rows.clamp(min=0)].flatten(1, 2)  # [L, B*A, W, hd]
-        anchor_ids = input_ids.gather(1, anchor_positions)
-        hidden = self._through(anchor_ids.flatten(), anchor_positions.flatten(), context, visible.flatten(0, 1), size)
-        return hidden.view(batch, anchor_positions.shape[1], size, -1)
+        keys = self._keys(self.project(features), torch.arange(len(input_ids), device=input_ids.device))
+        rows = anchors.unsqueeze(-1) - self._shape.window
+        rows = rows + torch.arange(self._shape.window, device=input_ids.device)  # [A, W]
+        begins = torch.zeros_like(anchors) if first_rows is None else first_rows
+        visible = rows >= begins.unsqueeze(-1)
+        return self._through(input_ids[anchors], anchors, keys[:, rows.clamp(min=0)], visible, self.config.block_size)
 
     @torch.no_grad()
     def start(self, generator: torch.Generator | None = None) -> None:

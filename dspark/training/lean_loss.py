@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dspark.model.drafter import BlockDrafter
 from dspark.model.heads import VanillaHead
-from dspark.training.anchors import gather_slots
+from dspark.training.anchors import Labels, slots_after
 from dspark.training.loss import LossSums, LossWeights, slot_weights, sum_terms
 
 SLICE_ROWS = 384  # [384, V] in fp32 stays in the third-level cache for small vocabularies
@@ -36,33 +36,33 @@ class LeanLoss(NamedTuple):
 def lean_block_loss(
     drafter: BlockDrafter,
     *,
-    hidden: Tensor,  # [B, A, k, H] from forward_hidden
-    previous_ids: Tensor,  # [B, A, k]
-    target_ids: Tensor,  # [B, A, k]
-    eval_mask: Tensor,  # [B, A, k] bool
-    anchor_positions: Tensor,  # [B, A]
-    last_hidden: Tensor,  # [B, T, H] of the target, final-normed
+    hidden: Tensor,  # [A, k, H] from forward_hidden
+    input_ids: Tensor,  # [T]
+    anchors: Tensor,  # [A]
+    labels: Labels,  # of these
+    last_hidden: Tensor,  # [T, H] of the target, final-normed
     target_head: Tensor,  # [V, H] the target's output head
     weights: LossWeights,
 ) -> LeanLoss:
     """Sums over every slot that counts; divide `objective` by the (global) denominator."""
+    target_ids, eval_mask = labels
     size = target_ids.shape[-1]
     slot = slot_weights(size, weights.decay, device=hidden.device).expand(target_ids.shape)
     head = drafter.markov_head
     # Looked up once for both heads: every look-up has a gradient as large as the table.
-    embedded = head.embed(previous_ids)
+    places = slots_after(anchors, size, len(input_ids))
+    embedded = head.embed(input_ids[places])
     codes = head.codes(embedded, hidden)
     confidence = drafter.confidence_of(hidden, embedded)
-    places = gather_slots(torch.arange(last_hidden[..., 0].numel()).view(last_hidden.shape[:2]), anchor_positions, size)
     # [U] positions of the text, and for each of the R rows which of them; rows go through in that order.
-    positions, row_of = torch.unique(places.to(eval_mask.device)[eval_mask], return_inverse=True)
+    positions, row_of = torch.unique(places[eval_mask], return_inverse=True)
     order = row_of.argsort(stable=True)
     mixed, *terms = lean_terms(
         hidden=drafter.headed(hidden[eval_mask][order]),
         lm_head=drafter.lm_head.weight,
         codes=None if codes is None else codes[eval_mask][order],
         markov_w2=head.markov_w2.weight if isinstance(head, VanillaHead) else None,
-        wanted=last_hidden.flatten(0, 1)[positions],
+        wanted=last_hidden[positions],
         wanted_row=row_of[order],
         target_head=target_head,
         target_ids=target_ids[eval_mask][order],

@@ -18,7 +18,7 @@ from dspark.model.config import DrafterConfig
 from dspark.model.drafter import BlockDrafter
 from dspark.model.family import Drafter
 from dspark.model.language import LanguageDrafter
-from dspark.training.anchors import draw_anchors, label_blocks
+from dspark.training.anchors import Labels, draw_anchors, label_blocks
 from dspark.training.batches import SampleBatch, padded
 from dspark.training.eagle3_loss import chain_loss, language_loss
 from dspark.training.lean_loss import LeanLoss, lean_block_loss
@@ -55,36 +55,25 @@ def _blocks(
     drafter: BlockDrafter, batch: SampleBatch, target_head: Tensor, anchors: int, decay: float, key: Sequence[int]
 ) -> LeanLoss:
     size = drafter.config.block_size
-    positions, starts, targets, masks = [], [], [], []
+    parts = []
     for span, number in zip(batch.spans, batch.numbers, strict=True):
-        ids, mask = batch.ids[span][None], batch.supervised[span].long()[None]
-        drawn = draw_anchors(mask, anchors, generator=_generator([*key, number]))
-        labels = label_blocks(input_ids=ids, loss_mask=mask, anchors=drawn, block_size=size)
-        kept = drawn.keep[0]
-        positions.append(drawn.positions[0, kept] + span.start)
-        starts.append(torch.full_like(positions[-1], span.start))
-        targets.append(labels.target_ids[0, kept])
-        masks.append(labels.eval_mask[0, kept])
-    ids, where = batch.ids[None], torch.cat(positions)[None]
-    if not where.shape[1]:  # a batch that teaches nothing still has a gradient, of zeros
-        where, starts = where.new_zeros(1, 1), [where.new_zeros(1)]
-        targets, masks = [where.new_zeros(1, size)], [torch.zeros(1, size, dtype=torch.bool, device=where.device)]
-    hidden = drafter.forward_hidden(
-        features=batch.features[None],
-        input_ids=ids,
-        anchor_positions=where,
-        block_keep_mask=torch.ones_like(where, dtype=torch.bool),
-        first_rows=torch.cat(starts)[None],
-    )
+        ids, supervised = batch.ids[span], batch.supervised[span]
+        drawn = draw_anchors(supervised, anchors, generator=_generator([*key, number]))
+        labels = label_blocks(input_ids=ids, supervised=supervised, anchors=drawn, block_size=size)
+        parts.append((drawn + span.start, torch.full_like(drawn, span.start), *labels))
+    where, starts, target_ids, eval_mask = (torch.cat(column) for column in zip(*parts, strict=True))
+    if not len(where):  # a batch that teaches nothing still has a gradient, of zeros
+        where = starts = where.new_zeros(1)
+        target_ids, eval_mask = where.new_zeros(1, size), eval_mask.new_zeros(1, size)
+    hidden = drafter.forward_hidden(features=batch.features, input_ids=batch.ids, anchors=where, first_rows=starts)
     own = own_weights(drafter.config)
     return lean_block_loss(
         drafter,
         hidden=hidden,
-        previous_ids=drafter.previous_ids(ids, where),
-        target_ids=torch.cat(targets)[None],
-        eval_mask=torch.cat(masks)[None],
-        anchor_positions=where,
-        last_hidden=batch.last_hidden[None],
+        input_ids=batch.ids,
+        anchors=where,
+        labels=Labels(target_ids, eval_mask),
+        last_hidden=batch.last_hidden,
         target_head=target_head,
         weights=own._replace(decay=decay or PUBLISHED_DECAY * max(1.0, size / PUBLISHED_BLOCK)),
     )

@@ -80,19 +80,15 @@ def _loss(tour: Tour, student: BlockDrafter, ids: Tensor, generator: torch.Gener
     with torch.no_grad(), TargetTaps(model, student.target_layer_ids) as taps:
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
         features = taps.collect()
-    supervised = torch.ones(ids.shape)
+    supervised = torch.ones(ids.shape[1], dtype=torch.bool)
     anchors = draw_anchors(supervised, BLOCKS, generator=generator)
-    labels = label_blocks(input_ids=ids, loss_mask=supervised, anchors=anchors, block_size=tour.slots)
     return lean_block_loss(
         student,
-        hidden=student.forward_hidden(
-            features=features, input_ids=ids, anchor_positions=anchors.positions, block_keep_mask=anchors.keep
-        ),
-        previous_ids=student.previous_ids(ids, anchors.positions),
-        target_ids=labels.target_ids,
-        eval_mask=labels.eval_mask,
-        anchor_positions=anchors.positions,
-        last_hidden=hidden,
+        hidden=student.forward_hidden(features=features[0], input_ids=ids[0], anchors=anchors),
+        input_ids=ids[0],
+        anchors=anchors,
+        labels=label_blocks(input_ids=ids[0], supervised=supervised, anchors=anchors, block_size=tour.slots),
+        last_hidden=hidden[0],
         target_head=model.lm_head.weight,
         weights=LossWeights(),
     )

@@ -38,9 +38,6 @@ class DraftVocabulary(nn.Module):
         draftable = torch.zeros(self.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
         return {OFFSETS: ids - torch.arange(len(ids)), DRAFTABLE: draftable}
 
-    def forward(self, logits: Tensor) -> Tensor:
-        return self.spread(logits)
-
 
 def read_vocabulary(
     folder: Path, *, offsets: Tensor | None, draftable: Tensor | None, size: int, vocab_size: int

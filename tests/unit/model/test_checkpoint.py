@@ -238,7 +238,7 @@ def test_a_projection_is_named_by_its_two_tensors_and_its_taps(folder: Path) -> 
     projection, drafter = load_projection(GOOD), load_drafter(GOOD)
     assert projection.fingerprint == drafter.fingerprint
     features = torch.randn(3, drafter.config.feature_size)
-    assert torch.equal(projection(features), drafter.project(features))
+    assert torch.equal(projection.project(features), drafter.project(features))
     tensors = load_file(folder / WEIGHTS)
     tensors["lm_head.weight"][0] += 1
     save_file(tensors, folder / WEIGHTS)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import torch
+from torch import Tensor
 
 from dspark.model.config import DrafterConfig, HeadType, Kind, ModelType, StageShape
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block, fresh_drafter
 from dspark.model.family import Drafter
+from dspark.model.heads import VanillaHead
 
 CONFIG = DrafterConfig(
     hidden_size=24,
@@ -54,6 +56,15 @@ def tiny_drafter(head: HeadType, seed: int = 0) -> BlockDrafter:
             generator=generator,
         )
     )
+
+
+def dense(drafter: BlockDrafter, hidden: Tensor, previous: Tensor) -> tuple[Tensor, Tensor | None]:
+    """hidden [A, k, H], true tokens before the slots [A, k] -> corrected logits [A, k, V], confidence logits [A, k]."""
+    head, logits = drafter.markov_head, drafter.base_logits(hidden)
+    embedded = head.embed(previous)
+    if isinstance(head, VanillaHead):
+        logits = logits + head.expand(head.codes(embedded, hidden))
+    return logits, drafter.confidence_of(hidden, embedded)
 
 
 FAMILIES = [

@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dspark.model.checkpoint import load_drafter
 from dspark.model.config import HeadType
+from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
 from dspark.model.formats.vocabulary import DraftVocabulary
-from dspark.training.anchors import draw_anchors, gather_slots, label_blocks
+from dspark.training.anchors import Labels, draw_anchors, label_blocks, slots_after
 from dspark.training.lean_loss import LeanLoss, lean_block_loss, lean_terms
 from dspark.training.loss import LossWeights, slot_weights, sum_terms
-from tests.unit.model.tiny import tiny_drafter
+from tests.unit.model.tiny import dense, tiny_drafter
 
 
 @pytest.mark.parametrize("head", ["none", "vanilla", "gated", "rnn"])
@@ -34,35 +36,28 @@ def test_it_is_the_loss_of_what_is_served(kind: str) -> None:
     """Heads read a state before or after the final norm, as the family has it."""
     shipped = Path(__file__).parents[2] / "data" / "dspark_deepseek_v4"
     drafter = as_block(load_drafter(shipped)) if kind == "deepseek_v4" else tiny_drafter("vanilla")
-    mask, generator = torch.ones(2, 20), torch.Generator().manual_seed(3)
-    lean = _loss(drafter, loss_mask=mask)
-    ids = torch.randint(0, drafter.config.vocab_size, mask.shape, generator=generator)  # drawn as there
-    anchors = draw_anchors(mask, 6, generator=generator)
-    size = drafter.config.block_size
-    labels = label_blocks(input_ids=ids, loss_mask=mask, anchors=anchors, block_size=size)
-    out = drafter.forward_blocks(
-        features=torch.randn(*mask.shape, drafter.config.feature_size, generator=generator),
-        input_ids=ids,
-        anchor_positions=anchors.positions,
-        block_keep_mask=anchors.keep,
-    )
-    last_hidden = torch.randn(*mask.shape, drafter.config.hidden_size, generator=generator)
-    judge = gather_slots(last_hidden, anchors.positions, size) @ drafter.lm_head.weight.t()
-    logits, mask = out.corrected_logits, labels.eval_mask
+    supervised, generator = torch.ones(20, dtype=torch.bool), torch.Generator().manual_seed(3)
+    lean = _loss(drafter, supervised)
+    ids, features, anchors, labels, last_hidden = _text(drafter, supervised, generator)  # drawn as there
+    size, mask = drafter.config.block_size, labels.eval_mask
+    places = slots_after(anchors, size, len(ids))
+    hidden = drafter.forward_hidden(features=features, input_ids=ids, anchors=anchors)
+    logits, confidence = dense(drafter, hidden, ids[places])
+    judge = last_hidden[places] @ drafter.lm_head.weight.t()
     ce = torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.target_ids.flatten(), reduction="none")
     plain = sum_terms(
         ce=ce.view(mask.shape),
         l1=(torch.softmax(logits, -1) - torch.softmax(judge, -1)).abs().sum(-1),
-        confidence_logits=out.confidence_logits,
+        confidence_logits=confidence,
         weights=slot_weights(size, LossWeights().decay, device=mask.device) * mask,
         eval_mask=mask,
     )
     torch.testing.assert_close(tuple(lean.sums), tuple(plain), atol=1e-3, rtol=1e-4)
 
 
-def test_a_batch_without_any_label_is_zero_and_finite() -> None:
+def test_blocks_without_any_label_are_zero_and_finite() -> None:
     drafter = tiny_drafter("vanilla")
-    loss = _loss(drafter, loss_mask=torch.zeros(2, 12))
+    loss = _loss(drafter, torch.ones(12, dtype=torch.bool), labelled=False)
     assert loss.objective.item() == 0
     assert loss.sums.denominator.item() == 0
     loss.objective.backward()
@@ -140,31 +135,32 @@ def test_rows_that_share_a_judge_are_judged_as_if_each_had_its_own(monkeypatch: 
 def _gradients(head: HeadType, *, mixed: bool) -> dict[str, torch.Tensor]:
     drafter = tiny_drafter(head)
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
-        loss = _loss(drafter, loss_mask=torch.ones(4, 40))
+        loss = _loss(drafter, torch.ones(160, dtype=torch.bool))
     (loss.objective / loss.sums.denominator).backward()
     return {name: p.grad for name, p in drafter.named_parameters() if p.grad is not None}
 
 
-def _loss(drafter: torch.nn.Module, *, loss_mask: torch.Tensor) -> LeanLoss:
-    config, generator = drafter.config, torch.Generator().manual_seed(3)
-    batch, length = loss_mask.shape
-    ids = torch.randint(0, config.vocab_size, (batch, length), generator=generator)
-    anchors = draw_anchors(loss_mask, 6, generator=generator)
-    labels = label_blocks(input_ids=ids, loss_mask=loss_mask, anchors=anchors, block_size=config.block_size)
-    hidden = drafter.forward_hidden(
-        features=torch.randn(batch, length, config.feature_size, generator=generator),
-        input_ids=ids,
-        anchor_positions=anchors.positions,
-        block_keep_mask=anchors.keep,
-    )
+def _text(
+    drafter: BlockDrafter, supervised: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor, Labels, Tensor]:
+    """ids [T], features [T, m*H], anchors [A] and their labels, last hidden states [T, H]."""
+    config, length = drafter.config, len(supervised)
+    ids = torch.randint(0, config.vocab_size, (length,), generator=generator)
+    features = torch.randn(length, config.feature_size, generator=generator)
+    anchors = draw_anchors(supervised, 12, generator=generator)
+    labels = label_blocks(input_ids=ids, supervised=supervised, anchors=anchors, block_size=config.block_size)
+    return ids, features, anchors, labels, torch.randn(length, config.hidden_size, generator=generator)
+
+
+def _loss(drafter: BlockDrafter, supervised: Tensor, *, labelled: bool = True) -> LeanLoss:
+    ids, features, anchors, labels, last_hidden = _text(drafter, supervised, torch.Generator().manual_seed(3))
     return lean_block_loss(
         drafter,
-        hidden=hidden,
-        previous_ids=drafter.previous_ids(ids, anchors.positions),
-        target_ids=labels.target_ids,
-        eval_mask=labels.eval_mask,
-        anchor_positions=anchors.positions,
-        last_hidden=torch.randn(batch, length, config.hidden_size, generator=generator),
+        hidden=drafter.forward_hidden(features=features, input_ids=ids, anchors=anchors),
+        input_ids=ids,
+        anchors=anchors,
+        labels=labels if labelled else labels._replace(eval_mask=torch.zeros_like(labels.eval_mask)),
+        last_hidden=last_hidden,
         target_head=drafter.lm_head.weight,
         weights=LossWeights(),
     )

@@ -67,6 +67,14 @@ def drafter_of(model: Qwen3ForCausalLM, block: int) -> BlockDrafter:
     return as_block(fresh_drafter(config, **ends, generator=torch.Generator().manual_seed(0))).eval()
 
 
+def first_slot(drafter: BlockDrafter, features: torch.Tensor, ids: torch.Tensor, anchor: int) -> torch.Tensor:
+    """Logits [1, V] of the first slot behind an anchor of a text [T]."""
+    hidden = drafter.forward_hidden(features=features, input_ids=ids, anchors=torch.tensor([anchor]))[0, :1]
+    bias, _ = drafter.markov_head.bias(torch.empty(1, 0), ids[anchor : anchor + 1], hidden)
+    assert bias is not None
+    return drafter.base_logits(hidden) + bias
+
+
 def continued(model: Qwen3ForCausalLM, prompts: list[list[int]], total: int, temperature: float) -> torch.Tensor:
     return lockstep.generate(
         model,
@@ -105,13 +113,7 @@ def test_acceptance_of_the_first_slot_is_one_minus_total_variation(model: Qwen3F
     with rounds.TargetTaps(model, drafter.config.target_layer_ids) as taps:
         model(input_ids=ids[:1])
         features = taps.collect()
-    out = drafter(
-        features=features,
-        input_ids=ids[:1],
-        anchor_positions=torch.tensor([[3]]),
-        block_keep_mask=torch.ones(1, 1, dtype=torch.bool),
-    )
-    q = torch.softmax(out.corrected_logits[0, 0, 0], -1)
+    q = torch.softmax(first_slot(drafter, features[0], ids[0], 3)[0], -1)
     exact = float(torch.minimum(p, q).sum())
     assert abs(kept / n - exact) < 4 * (exact * (1 - exact) / n) ** 0.5
 
@@ -136,11 +138,8 @@ def test_replayed_greedy_rounds_keep_what_played_ones_keep(model: Qwen3ForCausal
     for anchor, kept in zip(anchors.tolist(), blocks.accepted.tolist(), strict=True):
         # A round as it is played: only the past is known, and each draft depends on the one before it.
         hidden = drafter.forward_hidden(
-            features=features[:, : anchor + 1],
-            input_ids=ids[:, : anchor + 1],
-            anchor_positions=torch.tensor([[anchor]]),
-            block_keep_mask=torch.ones(1, 1, dtype=torch.bool),
-        )[0, 0]
+            features=features[0, : anchor + 1], input_ids=ids[0, : anchor + 1], anchors=torch.tensor([anchor])
+        )[0]
         drafts, previous = [], ids[0, anchor : anchor + 1]
         for slot in range(3):
             bias, _ = drafter.markov_head.bias(torch.empty(1, 0), previous, hidden[slot : slot + 1])
@@ -197,12 +196,7 @@ def laws_of_a_block(
     with rounds.TargetTaps(model, drafter.config.target_layer_ids) as taps:
         model(input_ids=ids[:1])
         features = taps.collect()
-    hidden = drafter.forward_hidden(
-        features=features,
-        input_ids=ids[:1],
-        anchor_positions=torch.tensor([[3]]),
-        block_keep_mask=torch.ones(1, 1, dtype=torch.bool),
-    )[0, 0]
+    hidden = drafter.forward_hidden(features=features[0], input_ids=ids[0], anchors=torch.tensor([3]))[0]
     after = torch.arange(drafter.config.vocab_size)
     state = torch.empty(len(after), 0)
     first, _ = drafter.markov_head.bias(state, ids[0, 3:4], hidden[:1])
@@ -251,15 +245,7 @@ def test_coupled_texts_and_drafts_run_one_race(model: Qwen3ForCausalLM) -> None:
         model(input_ids=ids)
         features = taps.collect()
     for anchor, kept in zip(anchors.tolist(), made[0].accepted.tolist(), strict=True):
-        hidden = drafter.forward_hidden(
-            features=features,
-            input_ids=ids,
-            anchor_positions=torch.tensor([[anchor]]),
-            block_keep_mask=torch.ones(1, 1, dtype=torch.bool),
-        )[0, 0]
-        bias, _ = drafter.markov_head.bias(torch.empty(1, 0), ids[0, anchor : anchor + 1], hidden[:1])
-        assert bias is not None
-        q = torch.softmax(drafter.base_logits(hidden[:1]) + bias, -1)
+        q = torch.softmax(first_slot(drafter, features[0], ids[0], anchor), -1)
         drafted = (q / rounds.race_noise(seed, 2, [anchor + 1], vocabulary)).argmax(-1)
         assert (kept > 0) == (int(drafted) == int(ids[0, anchor + 1]))
 
