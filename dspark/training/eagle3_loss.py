@@ -4,14 +4,13 @@ multi-token prediction and of a language model.
 The drafter is unrolled over the whole text (`ChainDrafter.forward_steps`). At step s index i predicts token i+2+s.
 Eagle3 judges it as published, where position i+s is supervised and a token follows it; MTP where that token itself is:
 
-    Eagle3   L = sum_s 0.8^s sum_i m_{i+s} sum_v -p_t(v) log p_d(v) / (B T)
-    MTP      L = sum_s 0.8^s sum_i m_{i+2+s} (a_ce ce + a_l1 |p_d - p_t|_1) / sum m
-    lm       L = sum_i m_{i+1} (a_ce ce + a_l1 |p_d - p_t|_1) / sum m
+    Eagle3   L = sum_b 1 / T_b sum_s 0.8^s sum_i m_{i+s} sum_v -p_t(v) log p_d(v) / B
+    MTP      L = sum_s 0.8^s sum_i m_{i+2+s} ce / sum m
+    lm       L = sum_i m_{i+1} ce / sum m
 
-p_t is the target's distribution after token i+1+s, ce that of the true token. Eagle3 divides by the padded micro-batch;
-`by_row` by each row's own length, so that every sequence weighs the same whatever it shares a batch with. MTP is
-trained on one step and with a_l1 = 0 unless told otherwise (DeepSeek-V3). Logits exist only where they are judged, a
-slice at a time.
+p_t is the target's distribution after token i+1+s, ce that of the true token. Eagle3 divides every row by its own
+length T_b, so that it weighs the same whatever it shares a batch with. MTP is trained on one step (DeepSeek-V3), Eagle3
+on all of a block. Logits exist only where they are judged, a slice at a time.
 
 Symbols: B rows, T tokens, s steps, H hidden, V vocabulary, m taps.
 """
@@ -24,27 +23,24 @@ from torch import Tensor
 from dspark.model.chain import ChainDrafter
 from dspark.model.language import LanguageDrafter
 from dspark.training.lean_loss import LeanLoss, lean_terms
-from dspark.training.loss import LossSums, LossWeights, block_sums
-
-HARD = LossWeights(ce=1.0, l1=0.0, confidence=0.0)
+from dspark.training.loss import DFLASH_WEIGHTS, LossSums, block_sums
 
 
-def step_mask(loss_mask: Tensor, step: int, *, lengths: Tensor | None = None) -> Tensor:
+def step_mask(loss_mask: Tensor, step: int, lengths: Tensor) -> Tensor:
     """loss_mask [B, T], lengths [B] of the rows without padding -> bool [B, T]: where Eagle3 judges step s."""
-    return _ahead(loss_mask, step, after=1, lengths=lengths)
+    return _ahead(loss_mask, step, 1, lengths)
 
 
-def label_mask(loss_mask: Tensor, step: int, *, lengths: Tensor | None = None) -> Tensor:
+def label_mask(loss_mask: Tensor, step: int, lengths: Tensor) -> Tensor:
     """As `step_mask`, for MTP: where the predicted token i+2+s is a supervised one of the row."""
-    return _ahead(loss_mask, step + 2, after=0, lengths=lengths)
+    return _ahead(loss_mask, step + 2, 0, lengths)
 
 
-def _ahead(loss_mask: Tensor, shift: int, *, after: int, lengths: Tensor | None) -> Tensor:
+def _ahead(loss_mask: Tensor, shift: int, after: int, lengths: Tensor) -> Tensor:
     """Where position i + shift is supervised and `after` more tokens of the row follow it."""
     length = loss_mask.shape[1]
     index = torch.arange(length, device=loss_mask.device) + shift
-    inside = index + after < (length if lengths is None else lengths.unsqueeze(-1))
-    return (loss_mask[:, index.clamp(max=length - 1)] > 0) & inside
+    return (loss_mask[:, index.clamp(max=length - 1)] > 0) & (index + after < lengths.unsqueeze(-1))
 
 
 def chain_loss(
@@ -55,23 +51,18 @@ def chain_loss(
     loss_mask: Tensor,  # [B, T]
     last_hidden: Tensor,  # [B, T, H] of the target, final-normed
     target_head: Tensor,  # [V, H] the target's output head
-    steps: int | None = None,  # the whole block for Eagle3, one for MTP
-    lengths: Tensor | None = None,  # [B], where rows are padded
-    by_row: bool = False,  # Eagle3: every row divided by its own length, and the denominator counts rows
-    weights: LossWeights = HARD,  # of MTP's terms
+    lengths: Tensor,  # [B] of the rows without padding
 ) -> LeanLoss:
     """Sums over every index and step that counts; divide `objective` by the (global) denominator."""
     config, (batch, length) = drafter.config, input_ids.shape
     eagle = config.kind == "eagle3"
-    steps = steps or (config.block_size if eagle else 1)
+    steps = config.block_size if eagle else 1
     index = torch.arange(length, device=input_ids.device)
     objective, l1_sum = (torch.zeros((), device=input_ids.device) for _ in range(2))
-    share = torch.ones(batch, device=input_ids.device)
-    if by_row:
-        share = share / (length if lengths is None else lengths)
+    share = torch.ones(batch, device=input_ids.device) / (lengths if eagle else 1)
     accepted, masks = [], []
     for step, states in enumerate(drafter.forward_steps(features=features, input_ids=input_ids, steps=steps)):
-        mask = (step_mask if eagle else label_mask)(loss_mask, step, lengths=lengths)
+        mask = (step_mask if eagle else label_mask)(loss_mask, step, lengths)
         weight = config.step_loss_decay**step
         rows = states[mask]
         wanted = last_hidden[:, (index + 1 + step).clamp(max=length - 1)][mask]  # their distribution predicts the token
@@ -83,7 +74,7 @@ def chain_loss(
             target_head=target_head,
             target_ids=input_ids[:, (index + 2 + step).clamp(max=length - 1)][mask],
             scale=scale,
-            weights=weights,
+            weights=DFLASH_WEIGHTS,
             softcap=config.logit_softcap,
             kept=drafter.kept_tokens,
             soft_labels=eagle,
@@ -92,8 +83,7 @@ def chain_loss(
         masks.append(mask)
         accepted.append(torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, (1 - 0.5 * l1).clamp(0, 1)))
     judged = torch.stack(masks, dim=-1)
-    rows_of = torch.tensor(batch if by_row else batch * length, device=judged.device)
-    count = rows_of if eagle else judged.sum()
+    count = torch.tensor(batch, device=judged.device) if eagle else judged.sum()
     sums = chain_sums(
         ce=objective, l1=l1_sum, denominator=count.float(), accepted=torch.stack(accepted, dim=-1), masks=judged
     )
@@ -121,7 +111,6 @@ def language_loss(
     loss_mask: Tensor,  # [B, T]
     last_hidden: Tensor,  # [B, T, H'] of the target, final-normed
     target_head: Tensor,  # [V, H'] the target's output head
-    weights: LossWeights = HARD,
 ) -> LeanLoss:
     """Sums over every token that counts; divide `objective` by the (global) denominator."""
     judged = torch.zeros(input_ids.shape, dtype=torch.bool, device=input_ids.device)
@@ -134,7 +123,7 @@ def language_loss(
         target_head=target_head,
         target_ids=following[judged],
         scale=torch.ones(int(judged.sum()), device=input_ids.device),
-        weights=weights,
+        weights=DFLASH_WEIGHTS,
     )
     acceptance = torch.zeros(input_ids.shape, device=input_ids.device)
     acceptance[judged] = (1 - 0.5 * l1).clamp(0, 1)

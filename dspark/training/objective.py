@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.model.chain import ChainDrafter, Eagle3Drafter
+from dspark.model.chain import ChainDrafter
 from dspark.model.config import DrafterConfig
 from dspark.model.drafter import BlockDrafter
 from dspark.model.family import Drafter
@@ -80,8 +80,7 @@ def _blocks(
 
 
 def _chains(drafter: ChainDrafter, batch: SampleBatch, target_head: Tensor) -> LeanLoss:
-    """Conversations side by side, padded behind their ends. Eagle3's loss divides each by its length, so that it weighs
-    the same whatever it shares a piece with."""
+    """Conversations side by side, padded behind their ends."""
     return chain_loss(
         drafter,
         features=padded(batch.features, batch),
@@ -90,7 +89,6 @@ def _chains(drafter: ChainDrafter, batch: SampleBatch, target_head: Tensor) -> L
         last_hidden=padded(batch.last_hidden, batch),
         target_head=target_head,
         lengths=torch.tensor([span.stop - span.start for span in batch.spans], device=batch.ids.device),
-        by_row=isinstance(drafter, Eagle3Drafter),
     )
 
 
