@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.gumbel import NEAR_TIE, race
-from dspark.decoding.sampling import SamplingColumns, distribution
+from dspark.decoding.sampling import SamplingColumns, distribution, nearest_possible
 
 
 class Given(NamedTuple):
@@ -121,12 +121,9 @@ def _without(last: Tensor, accepted: Tensor, stopped: Tensor, at: Given) -> Tens
 def drawn(probs: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """`sampling.draw` without a look at any number: (ids [m], whether they can be drawn [m])."""
     mass = probs.cumsum(dim=-1)
-    ids = torch.searchsorted(mass, u.unsqueeze(-1) * mass[:, -1:], right=True)
-    possible, columns = probs > 0, torch.arange(probs.shape[-1], device=probs.device)
-    behind = torch.where(possible & (columns >= ids), columns, probs.shape[-1]).amin(dim=-1)
-    last = torch.where(possible, columns, 0).amax(dim=-1)
-    sound = possible.any(dim=-1) & (mass[:, -1] < torch.inf)  # of NaN neither holds
-    return torch.where(behind < probs.shape[-1], behind, last), sound
+    ids = nearest_possible(probs, torch.searchsorted(mass, u.unsqueeze(-1) * mass[:, -1:], right=True))
+    sound = (probs.gather(-1, ids) > 0) & (mass[:, -1:] < torch.inf)  # of NaN neither holds
+    return ids.squeeze(-1), sound.squeeze(-1)
 
 
 def _at(rows: Tensor, place: Tensor) -> Tensor:

@@ -22,17 +22,13 @@ ROWS = 32  # whose probabilities over a whole vocabulary are held at one time
 def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> tuple[ScoredToken, ...]:
     """logits [m, V] of the rows that m tokens were committed from -> what to tell of each, with the `top` likeliest.
     Fewer where fewer may come."""
-    logs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
-    chosen = logs.gather(-1, torch.tensor(token_ids, device=logs.device).unsqueeze(-1)).squeeze(-1).tolist()
-    if not top:
-        return tuple(ScoredToken(logprob) for logprob in chosen)
-    likeliest = logs.topk(min(top, logs.shape[-1]), dim=-1)
-    told = []
-    for logprob, ids, values in zip(chosen, likeliest.indices.tolist(), likeliest.values.tolist(), strict=True):
-        possible = [pair for pair in zip(values, ids, strict=True) if pair[0] > -torch.inf]
-        ranked = sorted(possible, key=lambda pair: (-pair[0], pair[1]))  # equals by id
-        told.append(ScoredToken(logprob, tuple(token for _, token in ranked), tuple(value for value, _ in ranked)))
-    return tuple(told)
+    told = _ranked(logits, token_ids, top)
+    columns = (told.logprobs.tolist(), told.top_ids.tolist(), told.top_logprobs.tolist())
+    may_come = np.isfinite(told.top_logprobs).sum(axis=-1).tolist()  # those that may not are ranked last
+    return tuple(
+        ScoredToken(logprob, tuple(ids[:count]), tuple(values[:count]))
+        for logprob, ids, values, count in zip(*columns, may_come, strict=True)
+    )
 
 
 @torch.inference_mode()
@@ -42,14 +38,14 @@ def prompt_logprobs(logits: Tensor, next_ids: Sequence[int], top: int) -> Scored
         _ranked(logits[first : first + ROWS], next_ids[first : first + ROWS], top)
         for first in range(0, len(next_ids), ROWS)
     ]
+    if not all(np.isfinite(part.logprobs).all() for part in parts):
+        raise FloatingPointError("logits are not numbers")
     return ScoredPrompt.joined(parts, top)
 
 
 def _ranked(logits: Tensor, next_ids: Sequence[int], top: int) -> ScoredPrompt:
     logs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
     chosen = logs.gather(-1, torch.tensor(next_ids, device=logs.device).unsqueeze(-1))
-    if not bool(torch.isfinite(chosen).all()):
-        raise FloatingPointError("logits are not numbers")
     likeliest = logs.topk(min(top, logs.shape[-1]), dim=-1)
     ids, values = likeliest.indices.cpu().numpy(), likeliest.values.cpu().numpy()
     order = np.lexsort((ids, -values))  # equals by id

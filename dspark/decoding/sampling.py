@@ -122,7 +122,9 @@ def draw(probs: Tensor, u: Tensor) -> Tensor:
     ids = torch.searchsorted(mass, u.unsqueeze(-1) * mass[:, -1:], right=True).clamp_(max=probs.shape[-1] - 1)
     # A mass that is not a number fails the comparison too.
     if not bool(((probs.gather(-1, ids) > 0) & (mass[:, -1:] < torch.inf)).all()):
-        ids = _nearest_possible(probs, ids)
+        ids = nearest_possible(probs, ids)
+        if not bool(((probs.gather(-1, ids) > 0) & (mass[:, -1:] < torch.inf)).all()):
+            raise FloatingPointError("a distribution has no mass or is not numbers")
     return ids.squeeze(-1)
 
 
@@ -249,15 +251,12 @@ def _largest_first(probs: Tensor, most: int) -> Tensor:
     return torch.from_numpy(np.sort(values, axis=-1)).flip(-1)
 
 
-def _nearest_possible(probs: Tensor, ids: Tensor) -> Tensor:
-    """Moves each id [n, 1] to the next one of positive probability, or to the last one.
+def nearest_possible(probs: Tensor, ids: Tensor) -> Tensor:
+    """Moves each id [n, 1] to the next one of positive probability, or to the last one; looks at no number.
 
     Needed when a parallel cumulative sum is not monotone to the last bit, and when u * sum rounds up to the sum.
     """
-    possible = probs > 0
-    if not bool((possible.any(dim=-1) & torch.isfinite(probs).all(dim=-1)).all()):
-        raise FloatingPointError("a distribution has no mass or is not numbers")
-    columns = torch.arange(probs.shape[-1], device=probs.device)
-    after = torch.where(possible & (columns >= ids), columns, probs.shape[-1]).min(dim=-1, keepdim=True).values
-    last = torch.where(possible, columns, -1).max(dim=-1, keepdim=True).values
+    possible, columns = probs > 0, torch.arange(probs.shape[-1], device=probs.device)
+    after = torch.where(possible & (columns >= ids), columns, probs.shape[-1]).amin(dim=-1, keepdim=True)
+    last = torch.where(possible, columns, 0).amax(dim=-1, keepdim=True)
     return torch.where(after < probs.shape[-1], after, last)

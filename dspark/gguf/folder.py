@@ -30,7 +30,7 @@ from dspark.gguf.architectures import (
     token_id,
 )
 from dspark.gguf.file import GgufFile
-from dspark.model.config_keys import CONFIG_NAME, listed
+from dspark.model.config_keys import CONFIG_NAME, refuse
 from dspark.model.target_check import check_target_config, check_target_headers
 from dspark.model.weights_file import SINGLE_NAME, check_finite, new_folder, read_directory
 
@@ -70,13 +70,11 @@ def _fill(folder: Path, source: GgufFile, progress: Progress | None) -> None:
 def _places(source: GgufFile, config: Mapping[str, Any], made: Architecture) -> dict[str, str]:
     """Theirs to ours, exactly what the model needs."""
     wanted = expected(config, made)
-    missing, unknown = (
-        sorted(wanted.keys() - source.tensors.keys()),
-        sorted(source.tensors.keys() - wanted.keys() - {DIVISORS}),
-    )
-    for what, names in (("missing", missing), ("unexpected in this architecture", unknown)):
-        if names:
-            raise CheckpointError(f"{what}: {listed(names)}")
+    complaints = {
+        "missing": sorted(wanted.keys() - source.tensors.keys()),
+        "unexpected in this architecture": sorted(source.tensors.keys() - wanted.keys() - {DIVISORS}),
+    }
+    refuse(source.path, complaints)
     return wanted
 
 

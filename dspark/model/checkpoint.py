@@ -25,11 +25,11 @@ from dspark.errors import CheckpointError
 from dspark.fingerprint import Fingerprint
 from dspark.model.config import DrafterConfig
 from dspark.model.config_file import config_to_json, read_drafter_config
-from dspark.model.config_keys import CONFIG_NAME, show
+from dspark.model.config_keys import CONFIG_NAME, refuse, show
 from dspark.model.context import Projection, build_projection
 from dspark.model.families import build_drafter
 from dspark.model.family import Drafter
-from dspark.model.formats.source import left_out, open_source, projection_entries, stored_name
+from dspark.model.formats.source import left_out, open_source, projection_entries
 from dspark.model.language import LanguageDrafter
 from dspark.model.location import locate
 from dspark.model.pairing import tokenizer_digest
@@ -95,42 +95,14 @@ def load_drafter(
     config = read_drafter_config(folder)
     with torch.device("meta"):
         drafter = build_drafter(as_loaded(config))
-    stored, shapes = drafter.stored_names(), drafter.state_dict()
     find = partial(locate, target, revision=target_revision) if target else None
     entries, vocabulary = open_source(folder, config, target=find)
-    stored = {name: outer for name, outer in stored.items() if outer in entries or outer not in MAY_LACK}
-    _check_taps(folder, config, entries)
-    check_shapes(folder, entries, {stored[name]: tuple(shapes[name].shape) for name in stored})
-    inside = {outer: name for name, outer in stored.items()}
-    tensors, digest = {}, _ProjectionDigest(config, folder)
-    for outer, tensor in read_tensors(entries, sorted(inside)):
-        digest.see(inside[outer], tensor)
-        wide = drafter.wide(inside[outer])
-        tensors[inside[outer]] = tensor.to(device=device, dtype=torch.float32 if wide else dtype)
     drafter.draft_vocabulary = None if vocabulary is None else vocabulary.to(device)
-    for name in MAY_LACK & shapes.keys() - stored.keys():
-        tensors[name] = torch.zeros(shapes[name].shape, dtype=dtype, device=device)
-    drafter.load_state_dict(tensors, assign=True, strict=False)  # what is missing now is tied
+    _fill(drafter, folder, config, entries, dtype=dtype, device=device)
     if isinstance(drafter, LanguageDrafter):
         drafter.tie()
-    drafter.fingerprint = digest.text()
     favour_few_rows(drafter)
     return drafter.eval()
-
-
-def _check_taps(folder: Path, config: DrafterConfig, entries: Mapping[str, TensorEntry]) -> None:
-    """Some settings leave out a tap that is always read: where that is, nobody here knows."""
-    name, named = stored_name(config, "fc.weight"), len(config.target_layer_ids)
-    rows, *width = (entries[name].shape if name in entries else ()) or (0,)
-    read, odd = divmod(sum(width), config.hidden_size)
-    if rows == config.hidden_size and read != named and not odd:
-        raise CheckpointError(f"{folder}: target_layer_ids: {named} layers are named, and {name} reads {read}")
-
-
-def as_loaded(config: DrafterConfig) -> DrafterConfig:
-    """What a drafter is once its file is read: pairs half a head apart, and two tables."""
-    tied = config.tie_word_embeddings and config.kind == "lm"
-    return dataclasses.replace(config, interleaved=False, tie_word_embeddings=tied)
 
 
 def load_projection(
@@ -145,21 +117,52 @@ def load_projection(
     config = read_drafter_config(folder)
     with torch.device("meta"):
         projection = build_projection(config)
-    state = projection.state_dict()
-    inside = {stored_name(config, name): name for name in state}
-    expected = {outer: tuple(state[name].shape) for outer, name in inside.items()}
-    entries = projection_entries(folder, config)
-    _check_taps(folder, config, entries)
-    check_shapes(folder, {n: entries[n] for n in expected if n in entries}, expected)
-    tensors, digest = {}, _ProjectionDigest(config, folder)
-    for outer, tensor in read_tensors(entries, expected):
-        name = inside[outer]
-        digest.see(name, tensor)
-        tensors[name] = tensor.to(device=device, dtype=dtype)
-    projection.load_state_dict(tensors, assign=True)
-    projection.fingerprint = digest.text()
+    entries, mine = projection_entries(folder, config), set(projection.stored_names().values())
+    own = {name: entry for name, entry in entries.items() if name in mine}
+    _fill(projection, folder, config, own, dtype=dtype, device=device)
     favour_few_rows(projection)
     return projection.eval().requires_grad_(False)
+
+
+def _fill(
+    module: Projection,
+    folder: Path,
+    config: DrafterConfig,
+    entries: Mapping[str, TensorEntry],
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> None:
+    """Exactly these tensors, and the module's fingerprint."""
+    stored, shapes = module.stored_names(), module.state_dict()
+    stored = {name: outer for name, outer in stored.items() if outer in entries or outer not in MAY_LACK}
+    _check_taps(folder, module, entries)
+    check_shapes(folder, entries, {outer: tuple(shapes[name].shape) for name, outer in stored.items()})
+    inside = {outer: name for name, outer in stored.items()}
+    tensors, digest = {}, _ProjectionDigest(config, folder)
+    for outer, tensor in read_tensors(entries, sorted(inside)):
+        name = inside[outer]
+        digest.see(name, tensor)
+        tensors[name] = tensor.to(device=device, dtype=torch.float32 if module.wide(name) else dtype)
+    for name in MAY_LACK & shapes.keys() - stored.keys():
+        tensors[name] = torch.zeros(shapes[name].shape, dtype=dtype, device=device)
+    module.load_state_dict(tensors, assign=True, strict=False)  # what is missing now is tied
+    module.fingerprint = digest.text()
+
+
+def _check_taps(folder: Path, module: Projection, entries: Mapping[str, TensorEntry]) -> None:
+    """Some settings leave out a tap that is always read: where that is, nobody here knows."""
+    name, named = module.stored_names().get("fc.weight", ""), len(module.target_layer_ids)
+    rows, *width = (entries[name].shape if name in entries else ()) or (0,)
+    read, odd = divmod(sum(width), module.config.hidden_size)
+    if rows == module.config.hidden_size and read != named and not odd:
+        raise CheckpointError(f"{folder}: target_layer_ids: {named} layers are named, and {name} reads {read}")
+
+
+def as_loaded(config: DrafterConfig) -> DrafterConfig:
+    """What a drafter is once its file is read: pairs half a head apart, and two tables."""
+    tied = config.tie_word_embeddings and config.kind == "lm"
+    return dataclasses.replace(config, interleaved=False, tie_word_embeddings=tied)
 
 
 def save_drafter(drafter: Drafter, folder: Path, *, dtype: torch.dtype | None = None) -> None:
@@ -233,10 +236,7 @@ def load_target(
         )
     except Exception as error:  # what the library makes of a strange file has no type of its own
         raise CheckpointError(f"{folder}: {type(error).__name__}: {error}") from error
-    wrong = {what: sorted(map(str, names)) for what, names in info.items() if names}
-    if wrong:
-        listed = "; ".join(f"{what.replace('_', ' ')}: {', '.join(names[:8])}" for what, names in wrong.items())
-        raise CheckpointError(f"{folder}: {listed}")
+    refuse(folder, {what.replace("_", " "): sorted(map(str, names or ())) for what, names in info.items()})
     for name, tensor in model.named_parameters():
         stored = entries[name].dtype if name in entries else ""
         if stored.startswith(INTEGERS):  # the library would make floats of them

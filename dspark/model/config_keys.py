@@ -9,6 +9,7 @@ import itertools
 import json
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -133,6 +134,12 @@ def listed(found: list[str]) -> str:
     """A few names for people, and how many more there are."""
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return ", ".join(found[:_SHOWN]) + more
+
+
+def refuse(where: object, complaints: Mapping[str, list[str]]) -> None:
+    """One CheckpointError of all complaints and the names they concern, if there are any."""
+    if found := [f"{what}: {listed(names)}" for what, names in complaints.items() if names]:
+        raise CheckpointError(f"{where}: {'; '.join(found)}")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

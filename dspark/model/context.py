@@ -14,6 +14,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from dspark.model.config import DrafterConfig, Kind
+from dspark.model.formats.deepseek_v4 import stored_name
 from dspark.model.products import Product
 from dspark.model.rotary import RMSNorm
 
@@ -35,6 +36,15 @@ class Projection(nn.Module):
 
     def serve_rows(self) -> None:
         """Makes `project` fast for features [T, m*H]; the weights must not change any more."""
+
+    def wide(self, name: str) -> bool:
+        """Whether a tensor stays fp32, whatever the others are served in."""
+        return False
+
+    def stored_names(self) -> dict[str, str]:
+        """Name of every tensor -> its name in a checkpoint. The released drafters' are the same."""
+        stages = None if self.config.stage is None else self.config.num_hidden_layers
+        return {name: name if stages is None else stored_name(name, stages) for name in self.state_dict()}
 
 
 class FusedFeatures(Projection):

@@ -149,14 +149,6 @@ class Drafter(Projection, ABC):
         """Entries that a block sees, the newest ones; None: all."""
         return None
 
-    def wide(self, name: str) -> bool:
-        """Whether a tensor stays fp32, whatever the others are served in."""
-        return False
-
-    def stored_names(self) -> dict[str, str]:
-        """Name of every tensor -> its name in a checkpoint. The released drafters' are the same."""
-        return {name: name for name in self.state_dict()}
-
     def serve(self) -> None:
         """Makes the serving methods fast; the weights must not change any more."""
         for layer in self.draft_layers():

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from dspark.model.config import DrafterConfig
 from dspark.model.drafter import BlockDrafter
 from dspark.model.family import ContextTokens, Entries, PagedEntries
-from dspark.model.formats import deepseek_v4
 from dspark.model.latent import LatentAttention
 from dspark.model.mixture import Mixture
 from dspark.model.products import Product
@@ -87,10 +86,6 @@ class StagedDrafter(BlockDrafter):
     def headed(self, hidden: Tensor) -> Tensor:
         normed: Tensor = self.norm(hidden)
         return normed
-
-    def stored_names(self) -> dict[str, str]:
-        layers = self.config.num_hidden_layers
-        return {name: deepseek_v4.stored_name(name, layers) for name in self.state_dict()}
 
     # -- serving --------------------------------------------------------------------------
 

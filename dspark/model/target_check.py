@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dspark.errors import CheckpointError
-from dspark.model.config_keys import CONFIG_NAME, Keys, listed, read_json, show
+from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, refuse, show
 from dspark.model.formats.source import without_computed
 from dspark.model.weights_file import TensorEntry, read_tensors
 
@@ -86,9 +86,7 @@ def check_target_headers(folder: Path, entries: Mapping[str, TensorEntry]) -> di
     quantised = getattr(model.config, "quantization_config", None) is not None
     if not quantised and expected.keys() - set(tied) <= entries.keys():  # so none is stored under another name
         complaints["unexpected keys"] = sorted(entries.keys() - expected.keys())
-    found = [f"{what}: {listed(wrong)}" for what, wrong in complaints.items() if wrong]
-    if found:
-        raise CheckpointError(f"{folder}: {'; '.join(found)}")
+    refuse(folder, complaints)
     return entries
 
 

@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dspark.errors import CheckpointError
-from dspark.model.config_keys import MOST_LISTING_BYTES, decode, listed, read_json_file
+from dspark.model.config_keys import MOST_LISTING_BYTES, decode, listed, read_json_file, refuse
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -96,9 +96,7 @@ def check_shapes(folder: Path, entries: Mapping[str, TensorEntry], expected: Map
         "wrong shape": misshapen,
         "wrong dtype": mistyped,
     }
-    found = [f"{what}: {listed(wrong)}" for what, wrong in complaints.items() if wrong]
-    if found:
-        raise CheckpointError(f"{folder}: {'; '.join(found)}")
+    refuse(folder, complaints)
 
 
 def read_tensors(entries: Mapping[str, TensorEntry], names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:

@@ -22,9 +22,8 @@ from dspark.model.weights_file import read_directory, weight_files
 def report(name: str, *, revision: str | None = None, target: str | None = None) -> dict[str, object]:
     """Raises CheckpointError where a tensor is missing, unexpected, misshapen or not finite, or the target another."""
     folder = locate(name, revision=revision)
-    raw, stored = read_json(folder / CONFIG_NAME), read_directory(folder)
-    drafter = load_drafter(folder, dtype=_stored_dtype(raw), target=target)
-    shape = read_drafter_config(folder)
+    raw, stored, shape = read_json(folder / CONFIG_NAME), read_directory(folder), read_drafter_config(folder)
+    drafter = load_drafter(folder, dtype=getattr(torch, shape.dtype), target=target)  # as stored: mapped, not copied
     kept = drafter.draft_vocabulary
     said: dict[str, object] = {
         "format": _format(raw, shape),
@@ -90,12 +89,3 @@ def _format(raw: dict[str, object], shape: DrafterConfig) -> str:
     if is_nested(raw):
         return "dflash_config"
     return "speculators" if is_speculators(raw) else "library" if shape.kind == "lm" else "deepspec"
-
-
-def _stored_dtype(raw: dict[str, object]) -> torch.dtype:
-    """What is stored is loaded as it is: mapped, not copied."""
-    nested = raw.get("transformer_layer_config")
-    inner = nested.get("dtype") if isinstance(nested, dict) else None
-    named = raw.get("dtype") or raw.get("torch_dtype") or inner or "bfloat16"
-    dtype = getattr(torch, str(named), None)
-    return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16

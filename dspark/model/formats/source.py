@@ -22,7 +22,6 @@ import torch
 from dspark.errors import CheckpointError
 from dspark.model.config import CONFIG_NAME, DrafterConfig
 from dspark.model.config_keys import read_json
-from dspark.model.formats import deepseek_v4
 from dspark.model.formats.quantised import module_entries
 from dspark.model.formats.speculators import is_speculators
 from dspark.model.formats.vocabulary import DRAFTABLE, OFFSETS, DraftVocabulary, read_vocabulary
@@ -85,11 +84,6 @@ def projection_entries(folder: Path, config: DrafterConfig) -> dict[str, TensorE
     """The tensor directory, where only what makes rows is read from it."""
     entries = read_directory(folder)
     return entries if config.stage is None else _module(folder, entries, config)
-
-
-def stored_name(config: DrafterConfig, name: str) -> str:
-    """A tensor of a drafter -> its name in a file."""
-    return name if config.stage is None else deepseek_v4.stored_name(name, config.num_hidden_layers)
 
 
 def _module(folder: Path, entries: dict[str, TensorEntry], config: DrafterConfig) -> dict[str, TensorEntry]:

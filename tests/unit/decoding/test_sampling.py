@@ -206,7 +206,7 @@ def test_a_sum_that_is_not_monotone_cannot_push_a_draw_off_the_support() -> None
     # Parallel sums on a device may err in the last bit: whatever id comes out, it moves to a possible one.
     probs = torch.tensor([[0.0, 0.3, 0.0, 0.7, 0.0]] * 5, dtype=torch.float64)
     ids = torch.arange(5).unsqueeze(-1)
-    assert sampling._nearest_possible(probs, ids).squeeze(-1).tolist() == [1, 1, 3, 3, 3]
+    assert sampling.nearest_possible(probs, ids).squeeze(-1).tolist() == [1, 1, 3, 3, 3]
 
 
 def test_a_distribution_without_mass_is_an_error() -> None:
