@@ -57,9 +57,10 @@ def questions(path: Path, target: LoadedTarget, *, rows: int = 0, seed: int = 0)
         raise ConfigError(f"data: {path} is no file")
     chat, found = Chat(target.folder), []
     for number, row in enumerate(read_rows(path), start=1):
-        turns = _first_turn(row)
-        if isinstance(turns, str):
-            raise ConfigError(f"{path}: row {number}: {turns}")
+        try:
+            turns = first_turn(row)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: row {number}: {error}") from None
         domain = row.get("domain", path.stem)
         ids = tuple(chat.prompt_ids(turns))
         if not ids or max(ids) >= target.vocab_size:
@@ -73,13 +74,12 @@ def questions(path: Path, target: LoadedTarget, *, rows: int = 0, seed: int = 0)
     return found
 
 
-def _first_turn(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | str:
-    """The user's first turn, or what is wrong with the row."""
+def first_turn(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The user's first turn. ConfigError: what is wrong with the row."""
     given = row.get("turns")
     if isinstance(given, list) and given:
         row = {"token_ids": given[0]} if isinstance(given[0], list) else {"turns": given[:1]}
-    turns = conversation_of(row)
-    return turns if isinstance(turns, str) else turns[:1]
+    return conversation_of(row)[:1]
 
 
 def answers(

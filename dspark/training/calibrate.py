@@ -29,7 +29,7 @@ from dspark.model.location import locate
 from dspark.training import record, reliability, sts
 from dspark.training.asked import questions
 from dspark.training.disk import write_whole
-from dspark.training.judged import JudgedRounds, RoundSettings, RoundSource
+from dspark.training.judged import JudgedRounds, RoundSource
 from dspark.training.rounds import TOP_K_CUT
 
 TEMPERATURES = (0.7, 1.0)
@@ -70,7 +70,7 @@ def calibrate(
     asked = {path.stem: questions(path, loaded, rows=rows, seed=seed) for path in (*prompts, *also_greedy)}
     if any(len(rows_of) < 2 for rows_of in asked.values()):
         raise ConfigError("prompts: two rows at least of every file, one to fit on and one to measure on")
-    source = RoundSource(loaded, made, asked, RoundSettings(seed, new_tokens, cut), keep=keep)
+    source = RoundSource(loaded, made, asked, seed, new_tokens, cut, keep)
     sampled = [path.stem for path in prompts]
     jobs: list[_Job] = [_Job("token", "greedy", (0.0,), list(asked))]
     jobs += [_Job(rule, "sampled", tuple(temperatures), sampled) for rule in rules]

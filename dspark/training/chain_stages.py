@@ -13,12 +13,13 @@ from dspark.model.checkpoint import fingerprint
 from dspark.model.location import locate
 from dspark.training import calibrate as calibration
 from dspark.training import evaluate as evaluation
+from dspark.training.asked import first_turn
 from dspark.training.chat import Chat
 from dspark.training.disk import read_rows, write_whole
 from dspark.training.features import make_cache, plan_for
 from dspark.training.samples import encode_rows
 from dspark.training.settings import Settings
-from dspark.training.split import conversation_of, split_prompts
+from dspark.training.split import split_prompts
 
 SERVED_PROMPTS = 8
 
@@ -70,10 +71,8 @@ def measure_cell(client: Client, target: str, prompts: Path, tokens: int) -> dic
     for policy in ("off", ""):
         start, made, rounds, kept = time.perf_counter(), 0, 0, list[tuple[int, ...]]()
         for row in rows:
-            turns = conversation_of(_with_one_turn(row))
-            assert not isinstance(turns, str)
             answer = client.complete(
-                chat.prompt_ids(turns), max_tokens=tokens, temperature=0.0, policy=policy, timeout=600
+                chat.prompt_ids(first_turn(row)), max_tokens=tokens, temperature=0.0, policy=policy, timeout=600
             )
             kept.append(answer.token_ids)
             made += len(answer.token_ids)
@@ -83,11 +82,6 @@ def measure_cell(client: Client, target: str, prompts: Path, tokens: int) -> dic
         seconds = time.perf_counter() - start
         found[name] = {"tokens": made, "tokens_per_second": made / seconds, "tokens_per_round": made / max(1, rounds)}
     return {"same_ids": answers["off"] == answers["drafting"], "prompts": len(rows), **found}
-
-
-def _with_one_turn(row: dict[str, Any]) -> dict[str, Any]:
-    first = row["turns"][0]
-    return {"token_ids": first} if isinstance(first, list) else {"turns": [first]}
 
 
 def write_report(out: Path, notes: Mapping[str, Any]) -> Path:

@@ -99,7 +99,6 @@ def chain_sums(*, ce: Tensor, l1: Tensor, denominator: Tensor, accepted: Tensor,
         confidence=none,
         denominator=denominator,
         confidence_error=none,
-        confidence_bias=none,
         **block_sums(accepted, masks),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,30 +85,18 @@ class JudgedRounds(NamedTuple):
     accepted: Ints  # [n]
 
 
-class RoundSettings(NamedTuple):
-    """How they are drawn."""
-
-    seed: int
-    new_tokens: int  # of an answer, at most
-    cut: int | None  # entries of q
-
-
+@dataclass(frozen=True, slots=True)
 class RoundSource:
     """Where the rounds of one calibration come from."""
 
-    def __init__(
-        self,
-        target: LoadedTarget,
-        drafter: Drafter,
-        asked: Mapping[str, Sequence[DatasetPrompt]],  # by the name of the file
-        settings: RoundSettings,
-        *,
-        keep: Path | None = None,  # folder of the target's answers, for the next drafter
-    ) -> None:
-        self._target, self._drafter, self._asked = target, drafter, asked
-        self._seed, self._new_tokens, self._cut = settings
-        self._keep = keep
-        self._drawn: dict[tuple[str, bool, float], list[TargetText]] = {}
+    target: LoadedTarget
+    drafter: Drafter
+    asked: Mapping[str, Sequence[DatasetPrompt]]  # by the name of the file
+    seed: int
+    new_tokens: int  # of an answer, at most
+    cut: int | None  # entries of q
+    keep: Path | None = None  # folder of the target's answers, for the next drafter
+    drawn: dict[tuple[str, bool, float], list[TargetText]] = field(default_factory=dict)
 
     def half(
         self,
@@ -122,49 +110,45 @@ class RoundSource:
         parts = []
         for temperature in temperatures:
             for name in names:
-                every = self._asked[name]
                 # Prompts of like length side by side: a row that is longer is fed token by token.
-                its = sorted(every[half::2], key=lambda question: len(question.ids))
+                its = sorted(self.asked[name][half::2], key=lambda question: len(question.ids))
                 for first in range(0, len(its), PIECE):
                     piece = its[first : first + PIECE]
-                    parts.append(self._piece(f"{name}-{half}-{first}", piece, first, half, rule, temperature))
+                    # Texts of the halves, pieces and temperatures are drawn apart.
+                    seed = 2 * (self.seed + 1009 * round(1000 * temperature) + 7 * first) + half
+                    parts.append(self._piece(f"{name}-{half}-{first}", piece, rule, temperature, seed))
                     told(len(piece))
         if not sum(len(part.accepted) for part in parts):
             raise ConfigError("prompts: no round was played; the target ends every answer at once")
         return JudgedRounds(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def _piece(
-        self, name: str, asked: Sequence[DatasetPrompt], first: int, half: int, rule: RuleName, temperature: float
+        self, name: str, asked: Sequence[DatasetPrompt], rule: RuleName, temperature: float, seed: int
     ) -> JudgedRounds:
-        # Texts of the halves, pieces and temperatures are drawn apart.
-        seed = 2 * (self._seed + 1009 * round(1000 * temperature) + 7 * first) + half
+        """Answers are drawn once for both ratio rules, which leave the target's distribution alone and say nothing of
+        its noise."""
+        size, raced = self.drafter.config.block_size, rule == "coupled" and temperature > 0
+        place = (name, raced, temperature)
+        if place not in self.drawn:
+            self.drawn[place] = list(
+                answers(
+                    self.target,
+                    asked,
+                    temperature=temperature,
+                    rule=Rule.COUPLED if raced else Rule.TOKEN,
+                    seed=seed,
+                    new_tokens=self.new_tokens,
+                    room=size + 1,
+                    keep=self.keep,
+                )
+            )
         texts = judged(
-            self._target,
-            self._drafter,
-            self._answers(name, asked, rule, temperature, seed),
+            self.target,
+            self.drafter,
+            self.drawn[place],
             temperature=temperature,
             rule=Rule[rule.upper()],
             seed=seed + 1,
-            cut=self._cut,
+            cut=self.cut,
         )
-        return JudgedRounds(*whole_blocks(texts, self._drafter.config.block_size, self._new_tokens))
-
-    def _answers(
-        self, name: str, asked: Sequence[DatasetPrompt], rule: RuleName, temperature: float, seed: int
-    ) -> list[TargetText]:
-        """Drawn once for both ratio rules, which leave the target's distribution alone and say nothing of its noise."""
-        raced = rule == "coupled" and temperature > 0
-        place = (name, raced, temperature)
-        if place not in self._drawn:
-            drawn = answers(
-                self._target,
-                asked,
-                temperature=temperature,
-                rule=Rule.COUPLED if raced else Rule.TOKEN,
-                seed=seed,
-                new_tokens=self._new_tokens,
-                room=self._drafter.config.block_size + 1,
-                keep=self._keep,
-            )
-            self._drawn[place] = list(drawn)
-        return self._drawn[place]
+        return JudgedRounds(*whole_blocks(texts, size, self.new_tokens))

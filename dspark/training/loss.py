@@ -48,7 +48,6 @@ class LossSums(NamedTuple):
     tau: Tensor  # [] sum over valid blocks of 1 + sum_k prod_{i<=k} c*_i
     blocks: Tensor  # [] number of blocks with at least one valid slot
     confidence_error: Tensor  # [] sum over valid slots of |c - c*|
-    confidence_bias: Tensor  # [] sum over valid slots of c - c*
 
 
 def slot_weights(block_size: int, decay: float | None, *, device: torch.device) -> Tensor:
@@ -68,20 +67,18 @@ def sum_terms(
 ) -> LossSums:
     """From per-slot terms to sums and logged figures."""
     acceptance = (1 - 0.5 * l1.detach()).clamp(0, 1)  # c*
-    confidence = error = bias = torch.zeros((), device=ce.device)
+    confidence = error = torch.zeros((), device=ce.device)
     if confidence_logits is not None:
         logits = confidence_logits.float()
         each = binary_cross_entropy_with_logits(logits, acceptance, reduction="none")
         confidence = (weights * each).sum()
-        gap = (torch.sigmoid(logits.detach()) - acceptance) * eval_mask
-        error, bias = gap.abs().sum(), gap.sum()
+        error = ((torch.sigmoid(logits.detach()) - acceptance) * eval_mask).abs().sum()
     return LossSums(
         ce=(weights * ce).sum(),
         l1=(weights * l1).sum(),
         confidence=confidence,
         denominator=weights.sum(),
         confidence_error=error,
-        confidence_bias=bias,
         **block_sums(acceptance, eval_mask),
     )
 
@@ -106,6 +103,5 @@ def figures(sums: LossSums) -> dict[str, float]:
         "confidence_loss": float(sums.confidence) / over,
         "tau_probabilistic": float(sums.tau) / max(float(sums.blocks), 1.0),
         "confidence_abs_error": float(sums.confidence_error) / supervised,
-        "confidence_bias": float(sums.confidence_bias) / supervised,
         **{f"accept_rate@{k}": rate for k, rate in enumerate(rates)},
     }

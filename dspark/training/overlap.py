@@ -79,9 +79,10 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _texts(path: Path, number: int, row: dict[str, Any]) -> list[str]:
     """The texts of a row's turns."""
-    turns = conversation_of(row)
-    if isinstance(turns, str):
-        raise ConfigError(f"{path}: row {number}: {turns}")
+    try:
+        turns = conversation_of(row)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: row {number}: {error}") from None
     if any("token_ids" in turn for turn in turns):
         raise ConfigError(f"{path}: row {number}: token_ids cannot be compared by words; give the text")
     return [turn["content"] for turn in turns]

@@ -111,11 +111,8 @@ class _Window:
 
     async def _conversation(self, number: int, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The user's turns, each followed by the target's answer to everything before it."""
-        given = conversation_of(row)
-        if isinstance(given, str):
-            raise ConfigError(f"conversations: {given}")
         turns: list[dict[str, Any]] = []
-        for user in (turn for turn in given if turn["role"] == "user"):
+        for user in (turn for turn in conversation_of(row) if turn["role"] == "user"):
             turns.append(user)
             prompt = self._chat.prompt_ids(turns)
             turns.append(await self._answer(prompt, _seed(self._asking.seed, number, len(turns))))

@@ -14,7 +14,6 @@ from dspark.model.calibration import SlotFit
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 BINS = 20
-RANKS = 1000  # bins in which scores are ranked; equals get half credit
 LEAST = 20  # rounds of a bin that is worth a dot
 
 
@@ -37,18 +36,19 @@ def labels(accepted: Ints, size: int) -> Floats:
 
 def calibration_error(predicted: Floats, label: Floats) -> float:
     """Count-weighted |mean prediction - mean label| over equal-width bins; [n] each."""
-    gap = np.bincount(_bins(predicted, BINS), predicted - label, minlength=BINS)
+    gap = np.bincount(_bins(predicted), predicted - label, minlength=BINS)
     return float(np.abs(gap).sum() / max(1, len(label)))
 
 
-def ranking(predicted: Floats, label: Floats) -> float:
-    """Area under the curve: the chance that an accepted one scores above a rejected one. [n] each; NaN of one kind."""
-    place = _bins(predicted, RANKS)
-    right = np.bincount(place, label, minlength=RANKS)
-    wrong = np.bincount(place, 1.0 - label, minlength=RANKS)
-    pairs = right.sum() * wrong.sum()
-    below = np.cumsum(wrong) - wrong
-    return float((right * (below + 0.5 * wrong)).sum() / pairs) if pairs else float("nan")
+def ranking(scores: Floats, label: Floats) -> float:
+    """Area under the curve: the chance that an accepted one scores above a rejected one, one half among equals. [n]
+    each; NaN of one kind."""
+    right, wrong = label.sum(), (1.0 - label).sum()
+    if not right or not wrong:
+        return float("nan")
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    middle = np.cumsum(counts) - (counts - 1) / 2.0  # ranks from 1; equals share theirs
+    return float(((middle[inverse] * label).sum() - right * (right + 1) / 2) / (right * wrong))
 
 
 def by_slot(predicted: Floats, accepted: Ints) -> dict[str, list[float]]:
@@ -64,22 +64,10 @@ def by_slot(predicted: Floats, accepted: Ints) -> dict[str, list[float]]:
 
 
 def conditional_ranking(logits: Floats, accepted: Ints) -> list[float]:
-    """Area under the curve of each slot's own score among the rounds that reached it: no temperature changes it.
-
-    Scores are compared as they are, not in bins.
-    """
-    found = []
-    for slot in range(logits.shape[1]):
-        reached = accepted >= slot
-        scores, label = logits[reached, slot], accepted[reached] > slot
-        right, wrong = int(label.sum()), int((~label).sum())
-        if not right or not wrong:
-            found.append(float("nan"))
-            continue
-        _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-        middle = np.cumsum(counts) - (counts - 1) / 2.0  # ranks from 1; equals share theirs
-        found.append(float((middle[inverse][label].sum() - right * (right + 1) / 2) / (right * wrong)))
-    return found
+    """Area under the curve of each slot's own score among the rounds that reached it: no temperature changes it."""
+    label = labels(accepted, logits.shape[1])
+    reached = [accepted >= slot for slot in range(logits.shape[1])]
+    return [ranking(logits[rows, slot], label[rows, slot]) for slot, rows in enumerate(reached)]
 
 
 def diagram(panes: Mapping[str, Floats], accepted: Ints, path: Path, *, title: str = "") -> None:
@@ -95,7 +83,7 @@ def diagram(panes: Mapping[str, Floats], accepted: Ints, path: Path, *, title: s
 
 def _one(axes: Any, predicted: Floats, accepted: Ints) -> None:
     for slot in range(0, predicted.shape[1], 2):
-        bins, label = _bins(predicted[:, slot], BINS), accepted > slot
+        bins, label = _bins(predicted[:, slot]), accepted > slot
         used = [b for b in range(BINS) if (bins == b).sum() >= LEAST]
         means = [predicted[bins == b, slot].mean() for b in used]
         axes.plot(means, [label[bins == b].mean() for b in used], marker=".", label=f"slot {slot + 1}")
@@ -104,5 +92,5 @@ def _one(axes: Any, predicted: Floats, accepted: Ints) -> None:
     axes.set_ylabel("observed survival")
 
 
-def _bins(predicted: Floats, count: int) -> Ints:
-    return np.minimum((np.clip(predicted, 1e-8, 1 - 1e-8) * count).astype(np.int64), count - 1)
+def _bins(predicted: Floats) -> Ints:
+    return np.minimum((np.clip(predicted, 1e-8, 1 - 1e-8) * BINS).astype(np.int64), BINS - 1)

@@ -33,19 +33,18 @@ _ROLES = {
 Conversation = list[dict[str, Any]]
 
 
-def conversation_of(row: Mapping[str, Any]) -> Conversation | str:
-    """The turns of a row, or why it is left out. Turns of other roles are dropped; the first one is the user's."""
+def conversation_of(row: Mapping[str, Any]) -> Conversation:
+    """The turns of a row; those of other roles are dropped, and the first one is the user's. ConfigError: why it has
+    none."""
     if isinstance(row.get("token_ids"), list):
-        if not _are_ids(row["token_ids"]):
-            return "token_ids is not a list of ids"
-        return [{"role": "user", "content": "", "token_ids": row["token_ids"]}]
+        row = {"messages": [{"role": "user", "token_ids": row["token_ids"]}]}
     given = row.get("conversations", row.get("messages"))
     if given is None:
         given = row.get("turns", [row["prompt"]] if "prompt" in row else None)
         if isinstance(given, list):
             given = [{"role": "user", "content": turn} for turn in given]
     if not isinstance(given, list) or not all(isinstance(turn, dict) for turn in given):
-        return "no conversations, messages, turns, prompt or token_ids"
+        raise ConfigError("no conversations, messages, turns, prompt or token_ids")
     turns = []
     for turn in given:
         role = _ROLES.get(str(turn.get("role", turn.get("from"))))
@@ -54,14 +53,14 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation | str:
             continue
         if role == "user" and "token_ids" in turn:  # a row that was split before
             if not _are_ids(turn["token_ids"]):
-                return "token_ids is not a list of ids"
+                raise ConfigError("token_ids is not a list of ids")
             turns.append({"role": role, "content": "", "token_ids": turn["token_ids"]})
             continue
         if not isinstance(content, str) or not content.strip():
-            return "an empty turn"
+            raise ConfigError("an empty turn")
         turns.append({"role": role, "content": content})
     if not turns or turns[0]["role"] != "user":
-        return "the first turn is not the user's"
+        raise ConfigError("the first turn is not the user's")
     return turns
 
 
@@ -105,9 +104,10 @@ def _good_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]],
     refused: Counter[str] = Counter()
     seen: set[str] = set()
     for number, row in enumerate(rows):
-        turns = conversation_of(row)
-        if isinstance(turns, str):
-            refused[turns] += 1
+        try:
+            turns = conversation_of(row)
+        except ConfigError as error:
+            refused[str(error)] += 1
             continue
         name = str(row.get("id", f"row-{number}"))
         if name in seen:  # regeneration tells rows apart by their ids
