@@ -142,12 +142,11 @@ def _measured(
 def _summary(rows_of: Mapping[str, Any]) -> dict[str, Any]:
     """Data sets, the plain means of each domain's, and the plain mean of all."""
 
-    def mean(names: Sequence[str], key: str) -> float:
-        values = [rows_of[name][key] for name in names if not math.isnan(rows_of[name][key])]
-        return sum(values) / len(values) if values else math.nan
-
     def means(names: Sequence[str]) -> dict[str, float]:
-        return {key: mean(names, key) for key in ("tau", "tau_without_loops", "verify_rate", "proposed")}
+        return {
+            key: _mean([rows_of[name][key] for name in names])
+            for key in ("tau", "tau_without_loops", "verify_rate", "proposed")
+        }
 
     domains: dict[str, list[str]] = {}
     for name, row in rows_of.items():

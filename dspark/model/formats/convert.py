@@ -62,12 +62,7 @@ def to_speculators(
         name: tensor.index_select(0, rows) if rows is not None and name in _SAID else tensor
         for name, tensor in read_tensors(entries, sorted(entries.keys() - left_out))
     }
-    out.mkdir(parents=True, exist_ok=True)
-    settings = speculators.from_released(raw, family=config.family, verifier=verifier)
-    (out / CONFIG_NAME).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
-    save_file(tensors | maps, out / SINGLE_NAME, metadata={"format": "pt"})
-    if (folder / CALIBRATION_NAME).is_file():
-        shutil.copy(folder / CALIBRATION_NAME, out / CALIBRATION_NAME)
+    _write(out, speculators.from_released(raw, family=config.family, verifier=verifier), tensors | maps, folder)
 
 
 def without_tables(folder: Path, out: Path, *, target: str | Path, dtype: torch.dtype | None = None) -> None:
@@ -91,10 +86,14 @@ def without_tables(folder: Path, out: Path, *, target: str | Path, dtype: torch.
     if dtype is not None:
         kept = {name: tensor.to(dtype) for name, tensor in kept.items()}
         settings["dtype"] = str(dtype).removeprefix("torch.")
+    _write(out, settings, kept | ({} if vocabulary is None else vocabulary.maps()), folder)
+
+
+def _write(out: Path, settings: Mapping[str, Any], tensors: dict[str, Tensor], folder: Path) -> None:
+    """With the calibration of the folder that all of it came from."""
     out.mkdir(parents=True, exist_ok=True)
     (out / CONFIG_NAME).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    maps = {} if vocabulary is None else vocabulary.maps()
-    save_file(kept | maps, out / SINGLE_NAME, metadata={"format": "pt"})
+    save_file(tensors, out / SINGLE_NAME, metadata={"format": "pt"})
     if (folder / CALIBRATION_NAME).is_file():
         shutil.copyfile(folder / CALIBRATION_NAME, out / CALIBRATION_NAME)
 

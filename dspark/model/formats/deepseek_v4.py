@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from dspark.errors import CheckpointError, UnsupportedFamily
@@ -15,7 +15,7 @@ PREFIX = "mtp."
 ENDS = {"embed_tokens.weight": "embed.weight", "lm_head.weight": "head.weight"}
 _FIRST = {"fc": "main_proj", "hidden_norm": "main_norm"}  # of stage 0
 _HEADS = ("hc_head_fn", "hc_head_base", "hc_head_scale", "norm", "markov_head", "confidence_head")  # of the last stage
-_MOST_STAGES, _MOST_EXPERTS = 16, 4096
+_MOST_STAGES = 16
 MARKOV = "markov_head.markov_w1.weight"
 _LAST = re.compile(rf"{re.escape(PREFIX)}(\d{{1,9}})\.{re.escape(MARKOV)}")
 # Called alike in both.
@@ -23,6 +23,32 @@ _SAME = (
     *("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "rms_norm_eps"),
     *("rope_theta", "max_position_embeddings", "initializer_range", "dtype"),
 )
+
+# Field of `StageShape`: its key, how it is read, and within what.
+_STAGE: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
+    "q_lora_rank": ("q_lora_rank", Keys.count, {}),
+    "o_groups": ("o_groups", Keys.count, {}),
+    "o_lora_rank": ("o_lora_rank", Keys.count, {}),
+    "rope_dim": ("qk_rope_head_dim", Keys.count, {}),
+    "window": ("sliding_window", Keys.count, {}),
+    "streams": ("hc_mult", Keys.count, {"default": 4, "most": 64}),
+    "sinkhorn_iters": ("hc_sinkhorn_iters", Keys.count, {"default": 20, "most": 1000}),
+    "stream_eps": ("hc_eps", Keys.positive, {"default": 1e-6}),
+    "experts": ("n_routed_experts", Keys.count, {"most": 4096}),
+    "experts_per_token": ("num_experts_per_tok", Keys.count, {}),
+    "expert_size": ("moe_intermediate_size", Keys.count, {}),
+    "expert_scale": ("routed_scaling_factor", Keys.positive, {"default": 1.5}),
+    "gate_limit": ("swiglu_limit", Keys.positive, {"default": 10.0}),
+}
+# What a file may leave out and must not say otherwise.
+_FIXED = {
+    "num_key_value_heads": 1,
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "scoring_func": "sqrtsoftplus",
+    "n_shared_experts": 1,
+    "tie_word_embeddings": False,
+}
 
 
 def is_mine(raw: Mapping[str, Any]) -> bool:
@@ -51,22 +77,20 @@ def parse(raw: dict[str, Any]) -> DrafterConfig:
         raise UnsupportedFamily("no dspark_* keys: this DeepSeek-V4 checkpoint holds no DSpark module to draft with")
     keys = Keys(raw)
     layers = keys.count("num_hidden_layers", most=1024)
-    head_dim, rope_dim = keys.count("head_dim"), keys.count("qk_rope_head_dim")
-    heads, groups = keys.count("num_attention_heads"), keys.count("o_groups")
-    if rope_dim > head_dim or rope_dim % 2:
-        raise CheckpointError(f"qk_rope_head_dim: {rope_dim} of the {head_dim} values of a head cannot rotate in pairs")
-    if heads * head_dim % groups:
-        raise CheckpointError(f"o_groups: {groups} groups of {heads} heads of {head_dim} values")
-    keys.must_equal("num_key_value_heads", 1, absent_is_fine=True)
-    keys.must_equal("attention_bias", False, absent_is_fine=True)
-    keys.must_equal("hidden_act", "silu", absent_is_fine=True)
-    keys.must_equal("scoring_func", "sqrtsoftplus", absent_is_fine=True)
-    keys.must_equal("n_shared_experts", 1, absent_is_fine=True)
-    keys.must_equal("tie_word_embeddings", False, absent_is_fine=True)
-    experts, vocab = keys.count("n_routed_experts", most=_MOST_EXPERTS), keys.count("vocab_size")
+    stage = StageShape(**{field: read(keys, key, **within) for field, (key, read, within) in _STAGE.items()})
+    head_dim, heads, vocab = keys.count("head_dim"), keys.count("num_attention_heads"), keys.count("vocab_size")
+    if stage.rope_dim > head_dim or stage.rope_dim % 2:
+        raise CheckpointError(
+            f"qk_rope_head_dim: {stage.rope_dim} of the {head_dim} values of a head cannot rotate in pairs"
+        )
+    if heads * head_dim % stage.o_groups:
+        raise CheckpointError(f"o_groups: {stage.o_groups} groups of {heads} heads of {head_dim} values")
+    keys.count("num_experts_per_tok", most=stage.experts)
+    for key, value in _FIXED.items():
+        keys.must_equal(key, value, absent_is_fine=True)
     return DrafterConfig(
         hidden_size=keys.count("hidden_size"),
-        intermediate_size=keys.count("moe_intermediate_size"),
+        intermediate_size=stage.expert_size,
         num_hidden_layers=_stages_of(keys, layers),
         num_attention_heads=heads,
         num_key_value_heads=1,
@@ -86,51 +110,27 @@ def parse(raw: dict[str, Any]) -> DrafterConfig:
         confidence_head_with_markov=True,
         initializer_range=keys.positive("initializer_range", default=0.02),
         dtype=keys.dtype(),
-        stage=StageShape(
-            q_lora_rank=keys.count("q_lora_rank"),
-            o_groups=groups,
-            o_lora_rank=keys.count("o_lora_rank"),
-            rope_dim=rope_dim,
-            window=keys.count("sliding_window"),
-            streams=keys.count("hc_mult", default=4, most=64),
-            sinkhorn_iters=keys.count("hc_sinkhorn_iters", default=20, most=1000),
-            stream_eps=keys.positive("hc_eps", default=1e-6),
-            experts=experts,
-            experts_per_token=keys.count("num_experts_per_tok", most=experts),
-            expert_size=keys.count("moe_intermediate_size"),
-            expert_scale=keys.positive("routed_scaling_factor", default=1.5),
-            gate_limit=keys.positive("swiglu_limit", default=10.0),
-        ),
+        stage=stage,
     )
 
 
 def to_json(config: DrafterConfig) -> dict[str, Any]:
     """`parse` of the result gives the config back."""
-    shape = config.stage
-    assert shape is not None
-    return {key: getattr(config, key) for key in _SAME} | {
-        "architectures": ["DeepseekV4ForCausalLM"],
-        "model_type": MODEL_TYPE,
-        "num_hidden_layers": config.num_target_layers,
-        "compress_ratios": [0] * (config.num_target_layers + config.num_hidden_layers),
-        "dspark_block_size": config.block_size,
-        "dspark_markov_rank": config.markov_rank,
-        "dspark_noise_token_id": config.mask_token_id,
-        "dspark_target_layer_ids": list(config.target_layer_ids),
-        "moe_intermediate_size": shape.expert_size,
-        "q_lora_rank": shape.q_lora_rank,
-        "o_groups": shape.o_groups,
-        "o_lora_rank": shape.o_lora_rank,
-        "qk_rope_head_dim": shape.rope_dim,
-        "sliding_window": shape.window,
-        "hc_mult": shape.streams,
-        "hc_sinkhorn_iters": shape.sinkhorn_iters,
-        "hc_eps": shape.stream_eps,
-        "n_routed_experts": shape.experts,
-        "num_experts_per_tok": shape.experts_per_token,
-        "routed_scaling_factor": shape.expert_scale,
-        "swiglu_limit": shape.gate_limit,
-    }
+    stage = {key: getattr(config.stage, field) for field, (key, _, _) in _STAGE.items()}
+    return (
+        {key: getattr(config, key) for key in _SAME}
+        | stage
+        | {
+            "architectures": ["DeepseekV4ForCausalLM"],
+            "model_type": MODEL_TYPE,
+            "num_hidden_layers": config.num_target_layers,
+            "compress_ratios": [0] * (config.num_target_layers + config.num_hidden_layers),
+            "dspark_block_size": config.block_size,
+            "dspark_markov_rank": config.markov_rank,
+            "dspark_noise_token_id": config.mask_token_id,
+            "dspark_target_layer_ids": list(config.target_layer_ids),
+        }
+    )
 
 
 def stored_name(name: str, stages: int) -> str:
