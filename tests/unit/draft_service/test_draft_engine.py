@@ -12,7 +12,6 @@ import torch
 
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine, DraftItem
-from dspark.decoding.acceptance import validate_q
 from dspark.types import Cursor, EmptyReason, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -33,22 +32,6 @@ def fill(engine: DraftEngine, sequence: int, count: int) -> Cursor:
 
 def item(cursor: Cursor, params: SamplingParams = GREEDY, anchor: int = 7, slots: int = 0) -> DraftItem:
     return DraftItem(cursor, anchor, cursor.committed_len - 1, params, slots)
-
-
-def test_a_cohort_gets_the_blocks_its_members_get_alone(engine: DraftEngine) -> None:
-    cursors = [fill(engine, sequence, count) for sequence, count in enumerate((5, 60, 17, 150, 40, 41))]
-    all_params = [GREEDY, SAMPLED, GREEDY, SAMPLED, GREEDY, SAMPLED]
-    items = [
-        item(cursor, params, anchor=9 + i) for i, (cursor, params) in enumerate(zip(cursors, all_params, strict=True))
-    ]
-    together = engine.draft(items)
-    for one, block in zip(items, together, strict=True):
-        alone = engine.draft([one])[0]
-        assert alone.token_ids == block.token_ids
-        assert alone.q.entries == block.q.entries == (1 if one.params.greedy else 64)
-        np.testing.assert_allclose(alone.confidence, block.confidence, atol=1e-4)
-        ids, probs = block.q.arrays()
-        assert validate_q(ids.astype(np.int64), probs, block.token_ids, 128) is None
 
 
 def test_draws_are_keyed_by_the_request_and_the_anchor(engine: DraftEngine) -> None:

@@ -10,12 +10,12 @@ from torch import Tensor
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine, DraftItem
 from draft_service.interface import Rows
+from dspark.decoding.acceptance import validate_q
 from dspark.model.calibration import IDENTITY
 from dspark.model.config import Kind, ModelType
 from dspark.model.family import Drafter
-from dspark.training.rounds import entries_at
 from dspark.types import Block, Cursor, EmptyReason, Refusal, SamplingParams
-from tests.unit.model.tiny import FAMILIES, family_drafter
+from tests.unit.model.tiny import FAMILIES, family_drafter, walked
 
 GREEDY = SamplingParams(temperature=0.0)
 LENGTH = 60
@@ -51,16 +51,8 @@ def _item(sequence: int, ids: list[int], anchor: int, params: SamplingParams = G
 @torch.no_grad()
 def _expected(drafter: Drafter, ids: list[int], taps: Tensor, anchor: int) -> list[int]:
     """A greedy block by the model alone."""
-    tokens, anchors = torch.tensor(ids), torch.tensor([anchor])
-    entries, last = entries_at(drafter, features=taps, token_ids=tokens, anchors=anchors)
-    size = drafter.config.block_size
-    proposal = drafter.propose(
-        anchor_ids=tokens[anchors], anchor_positions=anchors, context=entries, last_rows=last, slots=size
-    )
-    said = [tokens[anchors]]
-    for _ in range(size):
-        said.append(proposal.step(said[-1]).argmax(dim=-1))
-    return [int(token) for token in said[1:]]
+    made: list[int] = walked(drafter, taps, torch.tensor(ids), torch.tensor([anchor])).tokens[0].tolist()
+    return made
 
 
 @every_family
@@ -89,6 +81,10 @@ def test_a_cohort_drafts_what_its_members_draft_alone(kind: Kind, model_type: Mo
     for item, block in zip(items, engine.draft(items), strict=True):
         alone = engine.draft([item])[0]
         assert (block.token_ids, block.empty_reason) == (alone.token_ids, EmptyReason.NONE)
+        vocab = drafter.config.vocab_size
+        assert alone.q.entries == block.q.entries == (1 if item.params.greedy else min(64, vocab))
+        ids, probs = block.q.arrays()
+        assert validate_q(ids.astype(np.int64), probs, block.token_ids, vocab) is None
         np.testing.assert_allclose(block.confidence, alone.confidence, atol=1e-4)
 
 

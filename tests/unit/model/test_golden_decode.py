@@ -12,8 +12,8 @@ import torch
 from dspark.model.checkpoint import LoadedTarget, load_drafter, load_target
 from dspark.model.family import Drafter
 from dspark.model.target import TargetTaps
-from dspark.training.rounds import entries_at
 from tests.unit.model.golden import ALL, target_of
+from tests.unit.model.tiny import walked
 
 
 @pytest.mark.parametrize("folder", ALL, ids=lambda path: path.name)
@@ -68,17 +68,10 @@ def _forward(target: LoadedTarget, drafter: Drafter, ids: list[int]) -> tuple[to
 
 
 def _draft(drafter: Drafter, ids: list[int], features: torch.Tensor, threshold: float) -> list[int]:
-    anchors = torch.tensor([len(features)])
-    context, last_rows = entries_at(drafter, features=features, token_ids=torch.tensor(ids[:-1]), anchors=anchors)
-    size, said = drafter.config.block_size, [torch.tensor(ids[-1:])]
-    proposal = drafter.propose(
-        anchor_ids=said[0], anchor_positions=anchors, context=context, last_rows=last_rows, slots=size
-    )
-    for _ in range(size):
-        said.append(proposal.step(said[-1]).argmax(dim=-1))
-    draft: list[int] = torch.cat(said[1:]).tolist()
-    confidence = proposal.confidence_logits(torch.stack(said[:-1], dim=1))
-    if confidence is None or threshold <= 0:
+    anchors, text = torch.tensor([len(features)]), torch.tensor(ids)
+    made = walked(drafter, features, text[:-1], anchors, anchor_ids=text[-1:])
+    draft: list[int] = made.tokens[0].tolist()
+    if threshold <= 0:
         return draft
-    below = (torch.sigmoid(confidence[0]) < threshold).nonzero().flatten().tolist()
+    below = (torch.sigmoid(made.confidence[0]) < threshold).nonzero().flatten().tolist()
     return draft[: below[0]] if below else draft

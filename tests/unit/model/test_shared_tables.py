@@ -17,12 +17,11 @@ from dspark.cli import conformance
 from dspark.cli.main import main
 from dspark.errors import CheckpointError
 from dspark.model.checkpoint import fingerprint, load_drafter, load_projection
-from dspark.model.family import Drafter
 from dspark.model.formats.convert import to_speculators, without_tables
 from dspark.training.calibrate import calibrate
 from dspark.training.evaluate import evaluate
-from dspark.training.rounds import entries_at
 from tests.unit.model.golden import DATA
+from tests.unit.model.tiny import greedy
 
 PAIR = DATA / "pair"
 TARGET, WHOLE, WEIGHTS = PAIR / "target", PAIR / "drafter", "model.safetensors"
@@ -36,23 +35,6 @@ def shared(tmp_path: Path) -> Path:
     return tmp_path / "shared"
 
 
-def _drafts(drafter: Drafter, slots: int = 4) -> torch.Tensor:
-    """[2, slots, V + 1] logits and confidence of greedy blocks behind fixed context."""
-    rows = torch.randn(40, drafter.feature_size, generator=torch.Generator().manual_seed(3))
-    ids, anchors = torch.arange(40) * 7 % drafter.config.vocab_size, torch.tensor([20, 39])
-    entries, last = entries_at(drafter, features=rows, token_ids=ids, anchors=anchors)
-    proposal = drafter.propose(
-        anchor_ids=ids[anchors], anchor_positions=anchors, context=entries, last_rows=last, slots=slots
-    )
-    before, said = [ids[anchors]], []
-    for _ in range(slots):
-        said.append(proposal.step(before[-1]))
-        before.append(said[-1].argmax(dim=-1))
-    confidence = proposal.confidence_logits(torch.stack(before[:-1], dim=1))
-    assert confidence is not None
-    return torch.cat((torch.stack(said, dim=1), confidence[..., None]), dim=-1)
-
-
 @torch.no_grad()
 def test_the_same_drafts_bit_for_bit_from_a_file_without_the_tables(shared: Path) -> None:
     assert not TABLES & load_file(shared / WEIGHTS).keys()
@@ -60,7 +42,7 @@ def test_the_same_drafts_bit_for_bit_from_a_file_without_the_tables(shared: Path
     before = {path: path.read_bytes() for folder in (shared, TARGET) for path in folder.iterdir()}
     ours, theirs = load_drafter(shared, target=TARGET), load_drafter(WHOLE)
     assert ours.state_dict().keys() == theirs.state_dict().keys()
-    assert torch.equal(_drafts(ours), _drafts(theirs))
+    assert torch.equal(greedy(ours), greedy(theirs))
     assert {path: path.read_bytes() for folder in (shared, TARGET) for path in folder.iterdir()} == before
 
 
@@ -76,7 +58,7 @@ def test_a_cut_head_takes_the_rows_of_its_tokens(spelling: str, tmp_path: Path) 
     assert not TABLES & load_file(tmp_path / "shared" / WEIGHTS).keys()
     ours, theirs = load_drafter(tmp_path / "shared", target=TARGET), load_drafter(folder)
     assert ours.lm_head.weight.shape == (len(KEPT), 96)
-    assert torch.equal(_drafts(ours), _drafts(theirs))
+    assert torch.equal(greedy(ours), greedy(theirs))
 
 
 def test_what_ties_it_to_a_verifier_is_its_projection_and_what_names_it_holds_the_target(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block, fresh_drafter
 from dspark.model.family import Drafter
 from dspark.model.heads import VanillaHead
+from dspark.training.rounds import entries_at
 
 CONFIG = DrafterConfig(
     hidden_size=24,
@@ -65,6 +67,48 @@ def dense(drafter: BlockDrafter, hidden: Tensor, previous: Tensor) -> tuple[Tens
     if isinstance(head, VanillaHead):
         logits = logits + head.expand(head.codes(embedded, hidden))
     return logits, drafter.confidence_of(hidden, embedded)
+
+
+class Walked(NamedTuple):
+    """Blocks at A anchors of a text."""
+
+    tokens: Tensor  # [A, k] the likeliest
+    logits: Tensor  # [A, k, V]
+    confidence: Tensor  # [A, k] logits
+    hidden: Tensor  # [A, k, H]
+
+
+def walked(
+    drafter: Drafter,
+    features: Tensor,
+    ids: Tensor,
+    anchors: Tensor,
+    *,
+    anchor_ids: Tensor | None = None,
+    forced: bool = False,
+) -> Walked:
+    """Of taps [T, m*H] and ids [T]: slots are told the likeliest token before them, or, forced, the text's."""
+    context, last_rows = entries_at(drafter, features=features, token_ids=ids, anchors=anchors)
+    size, previous = drafter.config.block_size, [ids[anchors] if anchor_ids is None else anchor_ids]
+    proposal = drafter.propose(
+        anchor_ids=previous[0], anchor_positions=anchors, context=context, last_rows=last_rows, slots=size
+    )
+    logits: list[Tensor] = []
+    for slot in range(1, size + 1):
+        logits.append(proposal.step(previous[-1]))
+        previous.append(ids[(anchors + slot).clamp(max=len(ids) - 1)] if forced else logits[-1].argmax(dim=-1))
+    confidence = proposal.confidence_logits(torch.stack(previous[:-1], dim=1))
+    stacked = torch.stack(logits, dim=1)
+    return Walked(stacked.argmax(dim=-1), stacked, confidence, proposal.hidden)
+
+
+def greedy(drafter: Drafter) -> Tensor:
+    """[3, k, V + 1] logits and confidence of greedy blocks behind a random text."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(0, drafter.config.vocab_size, (40,), generator=generator)
+    features = torch.randn(40, drafter.feature_size, generator=generator)
+    made = walked(drafter, features, ids, torch.tensor([5, 20, 39]))
+    return torch.cat((made.logits, made.confidence.unsqueeze(-1)), dim=-1)
 
 
 FAMILIES = [
