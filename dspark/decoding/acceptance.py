@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from dspark.decoding.block_rule import block_rule as block_rule
 from dspark.decoding.block_rule import judge_block
 from dspark.decoding.case import PackedCase as PackedCase
 from dspark.decoding.case import take
@@ -29,7 +28,6 @@ from dspark.decoding.shaping import Shaper, shaped
 from dspark.decoding.sparse_q import validate_q as validate_q
 from dspark.decoding.token_rule import accept_probability as accept_probability
 from dspark.decoding.token_rule import judge_token
-from dspark.decoding.token_rule import token_rule as token_rule
 from dspark.types import Cursor, Rule, SamplingParams
 
 

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -127,20 +126,6 @@ def some_head(made: Chances, slots: Slots) -> Floats:
             tails[slot] = 1.0 - nobody
         start += length
     return tails
-
-
-def block_rule(
-    target_probs: Tensor,  # [l + 1, V] float64
-    draft_ids: Sequence[int],  # [l]
-    q: tuple[npt.NDArray[np.integer], npt.NDArray[np.floating]],  # ids and probs [l, K]
-    accept_u: npt.ArrayLike,  # [l] in [0, 1)
-    emit_u: float,
-) -> tuple[int, int]:
-    """(accepted, next token) of one sequence, by given coins."""
-    slots = Slots.of([draft_ids], [q[0].ravel()], [q[1].ravel()], [q[0].shape[1]])
-    made = chances(target_probs[torch.from_numpy(slots.slot), torch.from_numpy(slots.ids)].numpy(), slots)
-    kept, rejected, alive = longest(made, slots, np.asarray(accept_u, np.float64).reshape(len(draft_ids)))
-    return kept[0], emit(scaled(target_probs[kept], alive), slots, rejected, np.array([emit_u]))[0]
 
 
 def scaled(last: Tensor, alive: Floats) -> Tensor:

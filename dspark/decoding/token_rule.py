@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from dspark.decoding.case import PackedCase, target_probs
@@ -46,20 +45,6 @@ def judge_token(logits: Tensor, cases: Sequence[PackedCase], watch: DrawsWatch |
         note_tokens(watch, cases, slots, of_entries, kept)
     last = target_probs(logits, list(zip(cases, kept, strict=True)))
     return list(zip(kept, emit(last, slots, rejected, coins_of_emission(cases, kept)), strict=True))
-
-
-def token_rule(
-    target_probs: Tensor,  # [l + 1, V] float64
-    draft_ids: Sequence[int],  # [l]
-    q: tuple[npt.NDArray[np.integer], npt.NDArray[np.floating]],  # ids and probs [l, K]
-    accept_u: npt.ArrayLike,  # [l] in [0, 1)
-    emit_u: float,
-) -> tuple[int, int]:
-    """(accepted, next token) of one sequence, by given coins."""
-    slots = Slots.of([draft_ids], [q[0].ravel()], [q[1].ravel()], [q[0].shape[1]])
-    p = target_probs[torch.arange(len(draft_ids)), torch.tensor(draft_ids, dtype=torch.int64)].numpy()
-    kept, rejected = leading_run(p, slots, np.asarray(accept_u, np.float64).reshape(len(draft_ids)))
-    return kept[0], emit(target_probs[kept], slots, rejected, np.array([emit_u]))[0]
 
 
 def note_tokens(

@@ -170,7 +170,7 @@ class BlockDrafter(Drafter, ContextProjection):
             )
             hidden = layer.after(hidden, attended)
         out: Tensor = self.norm(hidden)
-        return out.unflatten(0, (-1, size))[:, -self.config.block_size :]
+        return out.view(len(anchors), size, -1)[:, -self.config.block_size :]
 
     # -- shared ---------------------------------------------------------------------------
 

@@ -96,16 +96,10 @@ RULES = [
             COINS_TOKEN,
         ),
         (
-            "the added token comes from the row before",
-            "emit(target_probs[kept]",
-            "emit(target_probs[[max(kept[0] - 1, 0)]]",
-            COINS_TOKEN,
-        ),
-        (
             "the packed pass adds from the row before",
             "list(zip(cases, kept, strict=True))",
             "[(c, max(k - 1, 0)) for c, k in zip(cases, kept)]",
-            PACKED,
+            COINS_TOKEN,
         ),
     ),
     *in_file(
@@ -133,7 +127,7 @@ RULES = [
             "the packed pass forgets the chance to be alive",
             "emit(scaled(last, alive), slots, rejected, coins",
             "emit(last, slots, rejected, coins",
-            PACKED,
+            COINS_BLOCK,
         ),
         (
             "the first candidate that fails ends the block",

@@ -11,9 +11,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from forced_coins import judged
 
-from dspark.decoding.acceptance import accept_probability, residual, token_rule
+from dspark.decoding.acceptance import accept_probability, residual
 from dspark.rounds.plan import PLAIN, PlanKind, Terms, prefixes
+from dspark.types import Rule
 
 A, B = 0, 1
 P, Q = [0.7, 0.3], [0.5, 0.5]
@@ -103,6 +105,6 @@ def test_the_deployed_rule_shows_the_same_two_laws_on_a_grid_of_coins() -> None:
             q = (np.array([[A, B]] * sent).reshape(sent, 2), np.array([Q] * sent, np.float32).reshape(sent, 2))
             for u in grid:
                 for emit_u in grid:
-                    accepted, token = token_rule(rows, [x] * sent, q, [u] * sent, float(emit_u))
+                    accepted, token = judged(Rule.TOKEN, rows, [x] * sent, q, [u] * sent, float(emit_u))
                     law[x if accepted else token] += Q[x] / len(grid) ** 2
         assert law == pytest.approx(want, abs=1e-9)

@@ -8,15 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from forced_coins import judged
 
 from dspark.decoding.acceptance import (
     PackedCase,
     accept_probability,
-    block_rule,
     first_token,
     judge,
     residual,
-    token_rule,
     validate_q,
 )
 from dspark.decoding.drafting import DraftNoise
@@ -69,35 +68,9 @@ def test_without_a_residual_the_target_itself_is_drawn_from() -> None:
 
 
 def test_an_empty_prefix_is_plain_decoding() -> None:
-    probs = f64([0.25, 0.5, 0.25])
-    none = (np.zeros((0, 1), np.uint32), np.zeros((0, 1), np.float32))
-    assert [token_rule(probs, [], none, [], u) for u in (0.0, 0.25, 0.74, LAST)] == [(0, 0), (0, 1), (0, 1), (0, 2)]
-    assert token_rule(probs, [], NO_Q.arrays(), [], 0.5) == (0, 1)
-
-
-def test_a_token_the_target_excludes_is_never_kept_not_even_by_a_coin_of_zero() -> None:
-    probs = f64([0.0, 1.0], [0.5, 0.5])
-    for u in (0.0, 0.5, LAST):
-        assert token_rule(probs, [0], q_of({0: 1.0}), [0.0], u) == (0, 1)
-
-
-def test_a_token_as_likely_as_drafted_is_kept_by_every_coin() -> None:
-    probs = f64([0.25, 0.75], [1.0, 0.0])
-    assert token_rule(probs, [0], q_of({0: 0.25, 1: 0.75}), [LAST], 0.0) == (1, 0)
-
-
-def test_draft_numbers_count_relative_to_their_sum() -> None:
-    probs = f64([0.5, 0.5], [1.0, 0.0])
-    # 0.4 of 0.5 is 0.8, so token 0 is kept with 0.5 / 0.8 = 0.625, not always.
-    for u, accepted in ((0.62, 1), (0.63, 0)):
-        assert token_rule(probs, [0], q_of({0: 0.4, 1: 0.1}), [u], 0.0)[0] == accepted
-
-
-def test_greedy_rows_match_whatever_q_says() -> None:
-    one_hot = f64([0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0])
-    for q in (q_of({1: 1.0}, {2: 1.0}), q_of({1: 0.1, 0: 0.9}, {2: 0.5, 0: 0.5})):
-        assert token_rule(one_hot, [1, 2], q, [LAST, LAST], LAST) == (2, 0)
-    assert token_rule(one_hot, [1, 0], q_of({1: 1.0}, {0: 1.0}), [0.0, 0.0], 0.0) == (1, 2)
+    probs, coins = f64([0.25, 0.5, 0.25]), (0.0, 0.25, 0.74, LAST)
+    for rule in (Rule.TOKEN, Rule.BLOCK):
+        assert [judged(rule, probs, [], NO_Q.arrays(), [], u)[1] for u in coins] == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("p_of_it", [0.0, 0.5])
@@ -106,7 +79,7 @@ def test_a_token_its_q_cannot_produce_ends_the_prefix_and_is_not_kept(p_of_it: f
     # counts as not sent, so what follows is drawn from p itself, not from a residual.
     probs = f64([p_of_it, 1.0 - p_of_it, 0.0], [0.0, 0.0, 1.0])
     for u in np.linspace(0.0, LAST, 33):
-        accepted, token = token_rule(probs, [0], q_of({1: 0.5, 2: 0.5}), [0.0], float(u))
+        accepted, token = judged(Rule.TOKEN, probs, [0], q_of({1: 0.5, 2: 0.5}), [0.0], float(u))
         assert accepted == 0
         assert token == int(draw(probs[:1], torch.tensor([float(u)], dtype=torch.float64)))
 
@@ -260,11 +233,9 @@ def alone(logits: torch.Tensor, case: PackedCase) -> tuple[int, int]:
         own = [int(winners(row[None], times([params], [first + k], VOCAB))[0]) for k, row in enumerate(probs)]
         accepted = next((k for k in range(slots) if case.draft_ids[k] != own[k]), slots)
         return accepted, own[accepted]
-    rule = block_rule if params.rule is Rule.BLOCK else token_rule
-    coins = noise(Purpose.ACCEPT, np.arange(1, slots + 1))
-    accepted, _ = rule(probs, case.draft_ids, case.q.arrays(), coins, 0.0)
-    emit_u = float(noise(Purpose.EMIT, accepted + 1))
-    return rule(probs, case.draft_ids, case.q.arrays(), coins, emit_u)
+    told = (params.rule, probs, case.draft_ids, case.q.arrays(), noise(Purpose.ACCEPT, np.arange(1, slots + 1)))
+    accepted, _ = judged(*told, 0.0)
+    return judged(*told, float(noise(Purpose.EMIT, accepted + 1)))
 
 
 def test_a_packed_pass_judges_every_sequence_as_if_it_were_alone() -> None:

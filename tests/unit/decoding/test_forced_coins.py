@@ -6,19 +6,16 @@ tests, among others, to fail.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
+from forced_coins import judged
 
-from dspark.decoding.acceptance import block_rule, token_rule
+from dspark.types import Rule
 
 N = 32
 LAST = 1.0 - 2.0**-53
 GRID = [step / N for step in range(N)]
 VOCAB = 4
-
-TokenRule = Callable[..., tuple[int, int]]
 
 
 def tables(count: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -49,9 +46,8 @@ def corrected(p: list[float], q: list[float]) -> list[float]:
     return [part / sum(rest) for part in rest] if sum(rest) > 0 else p
 
 
-def check(rule: TokenRule, count: int) -> None:
-    """Raises AssertionError unless `rule` induces the token rule's law on `count` tables."""
-    for p, ids, probs in tables(count):
+def test_the_rule_induces_its_law_on_every_table() -> None:
+    for p, ids, probs in tables(12):
         q = [dense(ids[k], probs[k]) for k in range(2)]
         law = p.tolist()
         for first in ids[0].tolist():
@@ -60,7 +56,7 @@ def check(rule: TokenRule, count: int) -> None:
                 keep = [min(1.0, law[k][draft[k]] / q[k][draft[k]]) for k in range(2)]
 
                 def run(one: float, two: float, emit: float, draft: list[int] = draft) -> tuple[int, int]:
-                    return rule(torch.from_numpy(p), draft, (ids, probs), [one, two], emit)  # noqa: B023
+                    return judged(Rule.TOKEN, torch.from_numpy(p), draft, (ids, probs), [one, two], emit)  # noqa: B023
 
                 # The share of coins that keep a token, and the two extreme coins.
                 kept = sum(run(u, LAST, 0.5)[0] >= 1 for u in GRID)
@@ -89,13 +85,8 @@ def check(rule: TokenRule, count: int) -> None:
                         assert added[run(*coins, u)[1]] > 0.0
 
 
-def test_the_rule_induces_its_law_on_every_table() -> None:
-    check(token_rule, 12)
-
-
-def check_block(rule: TokenRule, count: int) -> None:
-    """Raises AssertionError unless `rule` decides as the paper says, and draws from what the paper says."""
-    for p, ids, probs in tables(count):
+def test_the_block_rule_decides_as_the_paper_says_on_every_table() -> None:
+    for p, ids, probs in tables(12):
         q, law = [dense(ids[k], probs[k]) for k in range(2)], p.tolist()
         for first in ids[0].tolist():
             for second in ids[1].tolist():
@@ -109,7 +100,7 @@ def check_block(rule: TokenRule, count: int) -> None:
                 def run(
                     one: float, two: float, emit: float, draft: tuple[int, int] = (first, second)
                 ) -> tuple[int, int]:
-                    return rule(torch.from_numpy(p), list(draft), (ids, probs), [one, two], emit)  # noqa: B023
+                    return judged(Rule.BLOCK, torch.from_numpy(p), draft, (ids, probs), [one, two], emit)  # noqa: B023
 
                 for coins in ((0.0, 0.0), (0.0, LAST), (LAST, 0.0), (LAST, LAST), (0.3, 0.6), (0.6, 0.3)):
                     if any(
@@ -124,7 +115,3 @@ def check_block(rule: TokenRule, count: int) -> None:
                     for token, share in enumerate(after[want]):
                         times = sum(outcome[1] == token for outcome in drawn)
                         assert share / total * N / 4 - 1 <= times <= share / total * N / 4 + 1
-
-
-def test_the_block_rule_decides_as_the_paper_says_on_every_table() -> None:
-    check_block(block_rule, 12)
