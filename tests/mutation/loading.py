@@ -61,8 +61,8 @@ LOADING = [
         "dspark/model/checkpoint.py",
         (
             "what the library filled in at random is served",
-            '    if wrong:\n        listed = "; ".join',
-            '    if wrong and not info:\n        listed = "; ".join',
+            "for what, names in info.items()})",
+            "for what, names in info.items() if not info})",
             (*TARGET, *HOSTILE),
         ),
         (

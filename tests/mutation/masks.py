@@ -101,8 +101,8 @@ MASKS = [
         "dspark/decoding/logprobs.py",
         (
             "tokens that may not come are told of",
-            "if pair[0] > -torch.inf]",
-            "]",
+            "np.isfinite(told.top_logprobs).sum(axis=-1)",
+            "(told.top_logprobs < 1.0).sum(axis=-1)",
             (f"{SERVED}log_probabilities_tell_of_no_token_that_may_not_come",),
         ),
     ),

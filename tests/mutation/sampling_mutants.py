@@ -243,9 +243,8 @@ MUTANTS = [
             TOLD,
             (
                 "log-probabilities are those of the token behind",
-                "logs.gather(-1, torch.tensor(token_ids, device=logs.device).unsqueeze(-1)).squeeze(-1).tolist()",
-                "logs.gather(-1, torch.tensor([*token_ids[1:], 0], device=logs.device).unsqueeze(-1))"
-                ".squeeze(-1).tolist()",
+                "torch.tensor(next_ids, device=logs.device)",
+                "torch.tensor([*next_ids[1:], 0], device=logs.device)",
             ),
             (
                 "pieces of a long prompt are scored by the first one's rows",
