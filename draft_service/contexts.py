@@ -195,13 +195,10 @@ class ContextStore(ContextTable[DraftContext]):
         past = self.entries([(context.sequence, context.made) for context in behind]) if behind[0].made else None
         keys, values = self._drafter.ingest(tokens, past)  # [L, n, T, Hkv, hd]; padding comes last and is left out
         index = torch.tensor(slots, dtype=torch.int64, device=self._device)
-        self._write(index, *(_unpadded(part, counts) for part in (keys, values)))
+        self._keys.index_copy_(1, index, _unpadded(keys, counts))
+        self._values.index_copy_(1, index, _unpadded(values, counts))
         for context, count in zip(behind, counts, strict=True):
             context.made += count
-
-    def _write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        self._keys.index_copy_(1, slots, keys)
-        self._values.index_copy_(1, slots, values)
 
 
 def _unpadded(part: Tensor, counts: Sequence[int]) -> Tensor:

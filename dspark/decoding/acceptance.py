@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -45,17 +46,11 @@ def judge(
     if logits.device.type != "cpu":
         return judge_at_once(logits, cases, near_ties, watch)
     ways: dict[Callable[[Tensor, Sequence[PackedCase]], Verdicts], list[int]] = {}
-
-    def coupled(logits: Tensor, cases: Sequence[PackedCase]) -> Verdicts:
-        return judge_coupled(logits, cases, near_ties)
-
-    def token(logits: Tensor, cases: Sequence[PackedCase]) -> Verdicts:
-        return judge_token(logits, cases, watch)
-
-    def block(logits: Tensor, cases: Sequence[PackedCase]) -> Verdicts:
-        return judge_block(logits, cases, watch)
-
-    by_rule = {Rule.TOKEN: token, Rule.BLOCK: block, Rule.COUPLED: coupled}
+    by_rule = {
+        Rule.TOKEN: partial(judge_token, watch=watch),
+        Rule.BLOCK: partial(judge_block, watch=watch),
+        Rule.COUPLED: partial(judge_coupled, near_ties=near_ties),
+    }
     for index, case in enumerate(cases):
         ways.setdefault(_judge_greedy if case.params.greedy else by_rule[case.params.rule], []).append(index)
     if len(ways) == 1:

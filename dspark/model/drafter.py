@@ -38,10 +38,7 @@ class BlockDrafter(Drafter, ContextProjection):
         super().__init__(config)
         self._paged: PagedAttention | None = None
         self.markov_head: SequentialHead = build_head(config)
-        self.confidence_head: ConfidenceHead | None = None
-        if config.enable_confidence_head:
-            rank = config.markov_rank if config.confidence_head_with_markov else 0
-            self.confidence_head = ConfidenceHead(hidden_size=config.hidden_size, rank=rank, bias=config.stage is None)
+        self.confidence_head = ConfidenceHead(config) if config.enable_confidence_head else None
 
     # -- serving --------------------------------------------------------------------------
 

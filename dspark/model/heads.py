@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dspark.model.config import DrafterConfig
+from dspark.model.config import DrafterConfig, HeadType
 from dspark.model.products import Product
 
 
@@ -48,11 +48,11 @@ class SequentialHead(nn.Module):
 class VanillaHead(SequentialHead):
     """B_k = W2 e (eq. 5)."""
 
-    def __init__(self, *, vocab_size: int, head_size: int, rank: int) -> None:
+    def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
-        self.rank = rank
-        self.markov_w1 = nn.Embedding(vocab_size, rank)
-        self.markov_w2 = nn.Linear(rank, head_size, bias=False)
+        self.rank = config.markov_rank
+        self.markov_w1 = nn.Embedding(config.vocab_size, self.rank)
+        self.markov_w2 = nn.Linear(self.rank, config.head_size, bias=False)
         self._served: Product | None = None
 
     def serve(self) -> None:
@@ -81,9 +81,9 @@ class VanillaHead(SequentialHead):
 class GatedHead(VanillaHead):
     """B_k = W2 (g * e), g = sigmoid(W_g [h ; e] + b_g)."""
 
-    def __init__(self, *, vocab_size: int, head_size: int, rank: int, hidden_size: int) -> None:
-        super().__init__(vocab_size=vocab_size, head_size=head_size, rank=rank)
-        self.gate_proj = nn.Linear(hidden_size + rank, rank)
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
+        self.gate_proj = nn.Linear(config.hidden_size + self.rank, self.rank)
 
     def _code(self, embedded: Tensor, hidden: Tensor) -> Tensor:
         gate = torch.sigmoid(self.gate_proj(torch.cat((hidden, embedded), dim=-1)))
@@ -96,9 +96,9 @@ class RecurrentHead(VanillaHead):
     [f ; c ; o] = W_j [s_{k-1} ; e ; h] + b_j, f after a sigmoid. B_k reads the old state.
     """
 
-    def __init__(self, *, vocab_size: int, head_size: int, rank: int, hidden_size: int) -> None:
-        super().__init__(vocab_size=vocab_size, head_size=head_size, rank=rank)
-        self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank)
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
+        self.joint_proj = nn.Linear(2 * self.rank + config.hidden_size, 3 * self.rank)
 
     def initial_state(self, n: int, like: Tensor) -> Tensor:
         return like.new_zeros(n, self.rank)
@@ -125,23 +125,17 @@ class RecurrentHead(VanillaHead):
 
 def build_head(config: DrafterConfig) -> SequentialHead:
     """The head named by the config."""
-    vocab, said, rank, hidden = config.vocab_size, config.head_size, config.markov_rank, config.hidden_size
-    if config.markov_head_type == "vanilla":
-        return VanillaHead(vocab_size=vocab, head_size=said, rank=rank)
-    if config.markov_head_type == "gated":
-        return GatedHead(vocab_size=vocab, head_size=said, rank=rank, hidden_size=hidden)
-    if config.markov_head_type == "rnn":
-        return RecurrentHead(vocab_size=vocab, head_size=said, rank=rank, hidden_size=hidden)
-    return SequentialHead()
+    heads: dict[HeadType, type[VanillaHead]] = {"vanilla": VanillaHead, "gated": GatedHead, "rnn": RecurrentHead}
+    return SequentialHead() if config.markov_head_type == "none" else heads[config.markov_head_type](config)
 
 
 class ConfidenceHead(nn.Module):
     """One linear output; `rank` is 0 where only the hidden state is read."""
 
-    def __init__(self, *, hidden_size: int, rank: int, bias: bool = True) -> None:
+    def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
-        self.rank = rank
-        self.proj = nn.Linear(hidden_size + rank, 1, bias=bias)
+        self.rank = config.markov_rank if config.confidence_head_with_markov else 0
+        self.proj = nn.Linear(config.hidden_size + self.rank, 1, bias=config.stage is None)
 
     def forward(self, hidden: Tensor, embedded: Tensor | None) -> Tensor:
         """hidden [..., k, H], embedded [..., k, r] rows of W1 or None -> logits [..., k]."""

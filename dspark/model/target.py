@@ -8,7 +8,6 @@ is the only way). Id -1 is the embedding output. The target's code is not touche
 from __future__ import annotations
 
 import inspect
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -73,12 +72,7 @@ class TargetTaps:
     def __enter__(self) -> TargetTaps:
         return self.attach()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.detach()
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -139,6 +139,6 @@ def _digest(about: object) -> str:
 def _racing(seed: int, choices: Sequence[int], temperature: float) -> Callable[[Tensor, int], Tensor]:
     def pick(logits: Tensor, place: int) -> Tensor:
         noise = [rounds.race_noise(seed, choice, [place], logits.shape[-1]) for choice in choices]
-        return (rounds.distribution(logits, temperature, None) / torch.cat(noise)).argmax(dim=-1)
+        return (rounds.distribution(logits, temperature) / torch.cat(noise)).argmax(dim=-1)
 
     return pick

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.gumbel import times
+from dspark.decoding.sampling import SamplingColumns, draft_distribution
 from dspark.model.family import ContextTokens, Drafter, Entries
 from dspark.model.target import TargetTaps
 from dspark.types import Rule, SamplingParams
@@ -40,28 +41,12 @@ class JudgedBlocks:
     confidence: Tensor  # [A, k] confidence logits, given the drafts before each slot
 
 
-def distribution(logits: Tensor, temperature: float, cut: int | None) -> Tensor:
-    """logits [..., V] -> probabilities at the temperature, one-hot at 0; `cut` keeps the largest few."""
+def distribution(logits: Tensor, temperature: float) -> Tensor:
+    """logits [..., V] -> probabilities at the temperature, one-hot at 0; in fp32, as there are many of them."""
     logits = logits.float()
     if temperature == 0:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    if cut is not None and cut < logits.shape[-1]:
-        least = logits.topk(cut, dim=-1).values[..., -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
     return torch.softmax(logits / temperature, dim=-1)
-
-
-def drafted_from(logits: Tensor, temperature: float, cut: int | None) -> tuple[Tensor, Tensor]:
-    """logits [A, V] -> the entries a drafter draws from: ids [A, K] and probabilities [A, K], K of them with a cut."""
-    logits = logits.float()
-    if temperature == 0:
-        ids = logits.argmax(-1, keepdim=True)
-        return ids, torch.ones(ids.shape)
-    if cut is not None and cut < logits.shape[-1]:
-        logits, ids = logits.topk(cut, dim=-1)
-    else:
-        ids = torch.arange(logits.shape[-1]).expand(logits.shape)
-    return ids, torch.softmax(logits / temperature, dim=-1)
 
 
 def sample(weights: Tensor, generator: torch.Generator) -> Tensor:
@@ -108,7 +93,7 @@ def judge(
     race = None
     if rule is Rule.COUPLED and temperature > 0:
         race = race_noise(seed, choice, range(first + 1, ids.shape[1] + 1), logits.shape[-1])
-    text = _Text(ids[0], distribution(logits, temperature, None), first, race)
+    text = _Text(ids[0], distribution(logits, temperature), first, race)
     entries, rows = entries_at(drafter, features=features, token_ids=ids[0], anchors=anchors)
     most = max(1, _FLOATS // (drafter.config.block_size * logits.shape[-1]))
     parts = []
@@ -131,7 +116,7 @@ def _blocks(
     cut: int | None,
     rule: Rule,
 ) -> JudgedBlocks:
-    count, size = len(anchors), drafter.config.block_size
+    count, size, columns = len(anchors), drafter.config.block_size, SamplingColumns.of([SamplingParams(temperature)])
     previous = text.ids[anchors]
     proposal = drafter.propose(
         anchor_ids=previous, anchor_positions=anchors, context=context, last_rows=last_rows, slots=size
@@ -142,7 +127,8 @@ def _blocks(
     before = []
     for slot in range(size):
         before.append(previous)
-        ids, q = drafted_from(proposal.step(previous), temperature, cut)
+        logits = proposal.step(previous)
+        ids, q = draft_distribution(logits, columns, cut or logits.shape[-1])
         truth, row = text.ids[anchors + slot + 1], anchors + slot - text.first
         if text.race is not None:
             first_home = (q / text.race[row[:, None], ids]).argmax(dim=-1, keepdim=True)

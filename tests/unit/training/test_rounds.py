@@ -214,7 +214,7 @@ def test_coupled_texts_and_drafts_run_one_race(model: Qwen3ForCausalLM) -> None:
     vocabulary, total, seed = model.config.vocab_size, 24, 7
 
     def pick(logits: torch.Tensor, place: int) -> torch.Tensor:
-        return (rounds.distribution(logits, 1.0, None) / rounds.race_noise(seed, 2, [place], vocabulary)).argmax(-1)
+        return (rounds.distribution(logits, 1.0) / rounds.race_noise(seed, 2, [place], vocabulary)).argmax(-1)
 
     ids = lockstep.generate(
         model,
