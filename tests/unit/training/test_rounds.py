@@ -85,15 +85,6 @@ def continued(model: Qwen3ForCausalLM, prompts: list[list[int]], total: int, tem
     )
 
 
-def test_lockstep_rows_of_different_lengths_equal_a_plain_pass(model: Qwen3ForCausalLM) -> None:
-    prompts = [[5, 6, 7], [8, 9, 10, 11, 12, 13]]
-    ids = continued(model, prompts, 16, 0.0)
-    largest = model(input_ids=ids).logits.argmax(-1)
-    for row, prompt in enumerate(prompts):
-        assert ids[row, : len(prompt)].tolist() == prompt
-        assert torch.equal(ids[row, len(prompt) :], largest[row, len(prompt) - 1 : -1])
-
-
 def test_acceptance_of_the_first_slot_is_one_minus_total_variation(model: Qwen3ForCausalLM) -> None:
     drafter = drafter_of(model, block=3)
     for p in drafter.parameters():
