@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 from torch.optim import Optimizer
@@ -34,10 +35,8 @@ def save(
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header: dict[str, str] = json.loads(file.read(size))["__metadata__"]
-    return {key: json.loads(value) for key, value in header.items()}
+    with safe_open(path, framework="pt") as file:
+        return {key: json.loads(value) for key, value in file.metadata().items()}
 
 
 def load(folder: Path, name: str, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> dict[str, Any] | None:

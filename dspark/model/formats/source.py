@@ -33,7 +33,6 @@ _TRAINING_ONLY = ("verifier_norm.weight", "verifier_lm_head.weight", "mask_embed
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _COMPUTED = "rotary_emb.inv_freq"  # older releases stored the frequencies of each layer
 _INSIDE = "model."
-_PROJECTIONS, _NORMS = (".q_proj.weight", ".k_proj.weight"), (".q_norm.weight", ".k_norm.weight")
 
 
 class TensorSource(NamedTuple):
@@ -50,7 +49,7 @@ def open_source(folder: Path, config: DrafterConfig, *, target: Callable[[], Pat
         return TensorSource(_module(folder, entries, config), None)
     if config.kind == "lm":
         entries = language_entries(folder, entries, tied=config.tie_word_embeddings)
-        return TensorSource(_turned(entries, config), None)
+        return TensorSource(reordered(entries, config), None)
     if is_speculators(read_json(folder / CONFIG_NAME)):
         entries = {name: entry for name, entry in entries.items() if name not in _TRAINING_ONLY}
     maps = {name: entries.pop(name) for name in (OFFSETS, DRAFTABLE) if name in entries}
@@ -69,7 +68,7 @@ def open_source(folder: Path, config: DrafterConfig, *, target: Callable[[], Pat
     if config.tie_word_embeddings:
         entries = _tied(folder, entries)
     entries |= _shared(folder, entries, config, vocabulary, target)
-    return TensorSource(_turned(entries, config), vocabulary)
+    return TensorSource(reordered(entries, config), vocabulary)
 
 
 def left_out(folder: Path, config: DrafterConfig) -> list[str]:
@@ -91,11 +90,6 @@ def _module(folder: Path, entries: dict[str, TensorEntry], config: DrafterConfig
         return module_entries(entries, config.num_hidden_layers)
     except CheckpointError as error:
         raise type(error)(f"{folder}: {error}") from error
-
-
-def _turned(entries: dict[str, TensorEntry], config: DrafterConfig) -> dict[str, TensorEntry]:
-    """Pairs of a head half a head apart, however they are stored."""
-    return reordered(entries, config) if config.interleaved else entries
 
 
 def _tied(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
@@ -172,7 +166,7 @@ def language_entries(folder: Path, entries: Mapping[str, TensorEntry], *, tied: 
     """Names as in `LanguageDrafter.stored_names`; a tied head that is stored beside its table must be equal to it."""
     inner = [name for name in entries if name != HEAD]
     while inner and all(name.startswith(2 * _INSIDE) or name == _INSIDE + HEAD for name in inner):
-        entries = {_shorter(name): _renamed(entry, name) for name, entry in entries.items()}
+        entries = {name.removeprefix(_INSIDE): _renamed(entry, name) for name, entry in entries.items()}
         inner = [name for name in entries if name != HEAD]
     if not any(name.startswith(_INSIDE) for name in inner):
         entries = {name if name == HEAD else _INSIDE + name: _renamed(entry, name) for name, entry in entries.items()}
@@ -184,10 +178,6 @@ def language_entries(folder: Path, entries: Mapping[str, TensorEntry], *, tied: 
         else:
             found[EMBEDDING] = _renamed(head, HEAD)
     return found
-
-
-def _shorter(name: str) -> str:
-    return name.removeprefix(_INSIDE)
 
 
 def _renamed(entry: TensorEntry, name: str) -> TensorEntry:
@@ -204,15 +194,16 @@ def check_equal(folder: Path, table: tuple[str, TensorEntry], head: tuple[str, T
         )
 
 
-def reordered(entries: Mapping[str, TensorEntry], config: DrafterConfig) -> dict[str, TensorEntry]:
-    """The same entries, those of queries and keys with their rows in the new order."""
+def reordered(entries: dict[str, TensorEntry], config: DrafterConfig) -> dict[str, TensorEntry]:
+    """The same entries; where pairs are neighbours, those of queries and keys with their rows in the new order."""
+    if not config.interleaved:
+        return entries
     one = torch.cat((torch.arange(0, config.head_dim, 2), torch.arange(1, config.head_dim, 2)))
-    heads = {".q_proj.weight": config.num_attention_heads, ".k_proj.weight": config.num_key_value_heads}
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads, "q_norm": 1, "k_norm": 1}
     made = dict(entries)
     for name, entry in entries.items():
-        ending = next((each for each in (*_PROJECTIONS, *_NORMS) if name.endswith(each)), None)
-        if ending is not None and entry.shape and entry.shape[0] == heads.get(ending, 1) * config.head_dim:
-            starts = torch.arange(heads.get(ending, 1)) * config.head_dim
-            rows = (starts.unsqueeze(1) + one).flatten()
+        count = next((count for part, count in heads.items() if name.endswith(f".{part}.weight")), 0)
+        if count and entry.shape and entry.shape[0] == count * config.head_dim:
+            rows = (torch.arange(count).unsqueeze(1) * config.head_dim + one).flatten()
             made[name] = dataclasses.replace(entry, rows=rows, stored=entry.stored or name)
     return made
