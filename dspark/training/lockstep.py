@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
+from dspark.decoding.sampling import draw
 from dspark.model.target import beyond_keys, cache_argument, returned_cache, takes_positions
 
 
@@ -47,12 +48,11 @@ def _held(model: Any, total: int) -> Cache | None:
     return roomy_cache(model.config.get_text_config().num_hidden_layers, total)
 
 
-def draw(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
+def drawn(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
     """One token per row of logits [B, V]: the largest where the temperature is 0, else a draw at it. [B]"""
     probs = torch.softmax(logits.float() / torch.where(temperatures > 0, temperatures, 1.0).unsqueeze(-1), dim=-1)
-    places = torch.rand(len(probs), 1, generator=generator) * probs.sum(dim=-1, keepdim=True)
-    drawn = torch.searchsorted(probs.cumsum(dim=-1), places).squeeze(-1).clamp(max=probs.shape[-1] - 1)
-    return torch.where(temperatures > 0, drawn, logits.argmax(dim=-1))
+    ids = draw(probs, torch.rand(len(probs), generator=generator))
+    return torch.where(temperatures > 0, ids, logits.argmax(dim=-1))
 
 
 @torch.inference_mode()
@@ -82,7 +82,7 @@ def generate(
             told["position_ids"] = torch.arange(place - fresh.shape[1], place).expand(batch, -1)
         out = model(input_ids=fresh, use_cache=True, logits_to_keep=1, **told)
         held, logits = held or returned_cache(out), out.logits[:, -1]
-        token = draw(logits, temperatures, generator) if pick is None else pick(logits, place)
+        token = drawn(logits, temperatures, generator) if pick is None else pick(logits, place)
         ids[:, place] = torch.where(lengths > place, ids[:, place], token)
         fresh = ids[:, place : place + 1]
     return ids

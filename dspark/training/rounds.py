@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.gumbel import times
-from dspark.decoding.sampling import SamplingColumns, draft_distribution
+from dspark.decoding.sampling import SamplingColumns, draft_distribution, draw
 from dspark.model.family import ContextTokens, Drafter, Entries
 from dspark.model.target import TargetTaps
 from dspark.types import Rule, SamplingParams
@@ -47,13 +47,6 @@ def distribution(logits: Tensor, temperature: float) -> Tensor:
     if temperature == 0:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
     return torch.softmax(logits / temperature, dim=-1)
-
-
-def sample(weights: Tensor, generator: torch.Generator) -> Tensor:
-    """Draws from unnormalised weights [A, K] -> places [A]."""
-    mass = weights.cumsum(dim=-1)
-    coins = torch.rand(len(weights), 1, generator=generator) * mass[:, -1:]
-    return torch.searchsorted(mass, coins, right=True).squeeze(-1).clamp(max=weights.shape[-1] - 1)
 
 
 def race_noise(seed: int, choice: int, positions: Sequence[int], vocab: int) -> Tensor:
@@ -144,7 +137,7 @@ def _blocks(
         p = text.wanted[row[:, None], ids] * kept[:, None]
         surplus = torch.where(first_rejection[:, None], (q - p).clamp(min=0), q)
         surplus = torch.where(surplus.sum(-1, keepdim=True) > 0, surplus, q)
-        drawn = ids.gather(-1, sample(surplus, generator)[:, None]).squeeze(-1)
+        drawn = ids.gather(-1, draw(surplus, torch.rand(count, generator=generator))[:, None]).squeeze(-1)
         previous = torch.where(alive, truth, drawn)
         if rule is Rule.BLOCK:
             kept = torch.where(alive, (1 / ratio).clamp(max=1.0), 1.0)

@@ -109,6 +109,13 @@ def test_acceptance_of_the_first_slot_is_one_minus_total_variation(model: Qwen3F
     assert abs(kept / n - exact) < 4 * (exact * (1 - exact) / n) ** 0.5
 
 
+def test_no_coin_draws_a_token_without_a_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.tensor([[-torch.inf, 0.0, 1.0, -torch.inf]])
+    for coin, token in ((0.0, 1), (1.0, 2)):  # the least, and one that rounding makes of the largest
+        monkeypatch.setattr(torch, "rand", lambda *shape, coin=coin, **_: torch.full(shape, coin))
+        assert lockstep.drawn(logits, torch.ones(1), torch.Generator()).tolist() == [token]
+
+
 def test_rounds_skip_the_prefill_token_and_stop_at_the_end_of_the_text() -> None:
     ends = [False] * 12
     blocks = [2, 0, 0, 1, 0, 0, 0]
