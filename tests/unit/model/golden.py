@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 DATA = Path(__file__).parents[2] / "data"
 _ALL = Path(__file__).parents[4] / "shared" / "golden"
@@ -23,6 +27,26 @@ _NAMES = (
     "eagle3_gemma4",
 )
 ALL = [ROOT / name for name in _NAMES if (ROOT / name).is_dir()]
+
+
+def altered(
+    folder: Path,
+    settings: Mapping[str, Any] | None = None,
+    tensors: Callable[[dict[str, torch.Tensor]], Any] | None = None,
+    *,
+    of: Path | None = None,
+) -> Path:
+    """A checkpoint with other settings, and tensors that a function changed; made of a copy of `of` first."""
+    if of is not None:
+        shutil.copytree(of, folder, dirs_exist_ok=True)
+    if settings is not None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    if tensors is not None:
+        held = load_file(folder / "model.safetensors")
+        tensors(held)
+        save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def target_of(folder: Path) -> Path:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.checkpoint import fingerprint, load_drafter, load_projection
 from dspark.model.config_file import parse_drafter_config
-from tests.unit.model.golden import DATA
+from tests.unit.model.golden import DATA, altered
 
 GOOD = DATA / "dspark_vanilla"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -25,7 +25,7 @@ Tensors = dict[str, torch.Tensor]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(GOOD, tmp_path / "drafter"))
+    return altered(tmp_path / "drafter", of=GOOD)
 
 
 def _drop(tensors: Tensors) -> None:
@@ -74,11 +74,8 @@ def _empty(tensors: Tensors) -> None:
     ],
 )
 def test_a_wrong_tensor_is_named(folder: Path, change: Callable[[Tensors], None], named: str) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    change(tensors)
-    save_file(tensors, folder / WEIGHTS)
     with pytest.raises(CheckpointError, match=named):
-        load_drafter(folder)
+        load_drafter(altered(folder, tensors=change))
 
 
 def test_a_name_that_appears_twice_in_a_header_is_refused(folder: Path) -> None:
@@ -185,9 +182,8 @@ def test_pickles_are_refused_by_name(folder: Path, name: str) -> None:
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value(folder: Path, change: dict[str, Any], named: str) -> None:
-    _set(folder, change)
     with pytest.raises(CheckpointError, match=named):
-        load_drafter(folder)
+        load_drafter(altered(folder, change))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +194,7 @@ def test_a_wrong_setting_is_named_with_its_value(folder: Path, change: dict[str,
     ],
 )
 def test_families_that_are_not_built_are_refused_by_name(folder: Path, change: dict[str, Any], named: str) -> None:
-    _set(folder, change)
+    altered(folder, change)
     for load in (load_drafter, load_projection):
         with pytest.raises(UnsupportedFamily, match=named):
             load(folder)
@@ -214,12 +210,8 @@ def test_rope_theta_may_stand_alone() -> None:
 def test_a_fingerprint_follows_settings_and_weights(folder: Path) -> None:
     before = fingerprint(folder)
     assert before == fingerprint(GOOD)
-    tensors = load_file(folder / WEIGHTS)
-    tensors["norm.weight"][0] += 1
-    save_file(tensors, folder / WEIGHTS)
-    after = fingerprint(folder)
-    _set(folder, {"num_anchors": 9})
-    assert len({before, after, fingerprint(folder)}) == 3
+    after = fingerprint(altered(folder, tensors=lambda held: held["norm.weight"][0].add_(1)))
+    assert len({before, after, fingerprint(altered(folder, {"num_anchors": 9}))}) == 3
 
 
 def test_a_projection_is_named_by_its_two_tensors_and_its_taps(folder: Path) -> None:
@@ -227,15 +219,11 @@ def test_a_projection_is_named_by_its_two_tensors_and_its_taps(folder: Path) -> 
     assert projection.fingerprint == drafter.fingerprint
     features = torch.randn(3, drafter.config.feature_size)
     assert torch.equal(projection.project(features), drafter.project(features))
-    tensors = load_file(folder / WEIGHTS)
-    tensors["lm_head.weight"][0] += 1
-    save_file(tensors, folder / WEIGHTS)
+    altered(folder, tensors=lambda held: held["lm_head.weight"][0].add_(1))
     assert load_projection(folder).fingerprint == projection.fingerprint
-    tensors["fc.weight"][0, 0] += 1
-    save_file(tensors, folder / WEIGHTS)
+    altered(folder, tensors=lambda held: held["fc.weight"][0, 0].add_(1))
     assert load_projection(folder).fingerprint != projection.fingerprint
-    shutil.copy(GOOD / WEIGHTS, folder / WEIGHTS)
-    _set(folder, {"target_layer_ids": [0, 1, 2, 3, 5]})
+    altered(folder, {"target_layer_ids": [0, 1, 2, 3, 5]}, of=GOOD)
     assert load_projection(folder).fingerprint != projection.fingerprint
 
 
@@ -244,11 +232,6 @@ def test_a_name_that_is_no_folder_and_no_hub_id_is_refused() -> None:
         load_drafter("nowhere/at/all")
     with pytest.raises(CheckpointError, match="neither a folder nor"):
         load_drafter("example/not-in-the-cache")
-
-
-def _set(folder: Path, change: dict[str, Any]) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
 
 
 def _shard(folder: Path) -> None:

@@ -6,13 +6,12 @@ A small quantised module ships with the tests; the target and the other cases ar
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,7 +27,7 @@ from dspark.model.target import TargetTaps
 from dspark.model.weights_file import values
 from dspark.training.anchors import slots_after
 from dspark.training.rounds import entries_at
-from tests.unit.model.golden import DATA, block_cases
+from tests.unit.model.golden import DATA, altered, block_cases
 from tests.unit.model.test_golden_decode import run_case
 from tests.unit.model.tiny import dense
 
@@ -237,22 +236,15 @@ def _expert(tensors: dict[str, Tensor]) -> None:
 def test_other_modules_under_the_same_prefix_are_told_by_their_tensors(
     tmp_path: Path, change: Any, error: type[Exception], named: str
 ) -> None:
-    shutil.copy(SHIPPED / "config.json", tmp_path)
-    tensors = load_file(SHIPPED / "model.safetensors")
-    change(tensors)
-    save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(error, match=named):
-        load_drafter(tmp_path)
+        load_drafter(altered(tmp_path, tensors=change, of=SHIPPED))
 
 
 @pytest.mark.parametrize("ratios", [None, [0] * 7, [0] * 20])
 def test_stages_are_those_whose_tensors_are_there_whatever_the_settings_say(
     tmp_path: Path, ratios: list[int] | None
 ) -> None:
-    raw = json.loads((SHIPPED / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
-    raw["compress_ratios"] = ratios
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    shutil.copy(SHIPPED / "model.safetensors", tmp_path)
+    altered(tmp_path, {"num_nextn_predict_layers": 1, "compress_ratios": ratios}, of=SHIPPED)
     found, known = load_drafter(tmp_path), load_drafter(SHIPPED)
     assert found.config == known.config
     assert found.state_dict().keys() == known.state_dict().keys()

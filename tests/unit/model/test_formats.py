@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from dspark.errors import CheckpointError, UnsupportedFamily
@@ -18,7 +17,7 @@ from dspark.model.checkpoint import load_drafter, load_projection, save_drafter
 from dspark.model.config_file import parse_drafter_config, read_drafter_config
 from dspark.model.family import ContextTokens, Entries
 from dspark.model.formats.convert import to_speculators
-from tests.unit.model.golden import ALL, DATA
+from tests.unit.model.golden import ALL, DATA, altered
 from tests.unit.model.tiny import greedy
 
 QWEN3 = [folder for folder in ALL if not folder.name.endswith("_gemma4")]
@@ -115,7 +114,7 @@ def test_without_sampling_from_the_anchor_its_slot_is_passed_over(tmp_path: Path
     path.write_text(json.dumps(raw))
     late, original = load_drafter(tmp_path / "late"), load_drafter(folder)
     assert (late.config.block_size, late.config.query_size) == (7, 8)
-    long = load_drafter(_with(folder, tmp_path / "long", block_size=8))
+    long = load_drafter(altered(tmp_path / "long", {"block_size": 8}, of=folder))
     ids, rows = torch.arange(30) % 128, torch.randn(30, 64)
     keys, values = original.ingest(ContextTokens(rows, None, torch.arange(30)))
     given = {"anchor_ids": ids[:1], "anchor_positions": torch.tensor([30])}
@@ -219,16 +218,5 @@ def _double(maps: dict[str, Tensor]) -> None:
 )
 def test_maps_that_contradict_are_refused(tmp_path: Path, spoil: Any, named: str) -> None:
     to_speculators(DATA / "dspark_vanilla", tmp_path / "cut", keep_tokens=KEPT)
-    file = tmp_path / "cut" / "model.safetensors"
-    tensors = load_file(file)
-    spoil(tensors)
-    save_file(tensors, file)
     with pytest.raises(CheckpointError, match=named):
-        load_drafter(tmp_path / "cut")
-
-
-def _with(folder: Path, out: Path, **change: object) -> Path:
-    shutil.copytree(folder, out)
-    path = out / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    return out
+        load_drafter(altered(tmp_path / "cut", tensors=spoil))

@@ -15,19 +15,19 @@ from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_drafter, load_projection, load_target
 from dspark.model.config_keys import text_keys
 from dspark.model.weights_file import read_directory
-from tests.unit.model.golden import DATA
+from tests.unit.model.golden import DATA, altered
 
 WEIGHTS, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
 
 
 @pytest.fixture
 def drafter(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(DATA / "dspark_vanilla", tmp_path / "drafter"))
+    return altered(tmp_path / "drafter", of=DATA / "dspark_vanilla")
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(DATA / "target_qwen3", tmp_path / "target"))
+    return altered(tmp_path / "target", of=DATA / "target_qwen3")
 
 
 def _text(text: str) -> Callable[[Path], None]:
@@ -93,10 +93,8 @@ def test_settings_that_are_no_settings(
     ],
 )
 def test_a_target_that_asks_for_more_than_it_brings(target: Path, change: dict[str, Any], named: str) -> None:
-    raw = json.loads((target / CONFIG).read_text())
-    (target / CONFIG).write_text(json.dumps(raw | change))
     with pytest.raises(CheckpointError, match=named):
-        load_target(target)
+        load_target(altered(target, change))
 
 
 @pytest.mark.parametrize(
@@ -133,9 +131,7 @@ def test_stop_ids_that_are_none_are_refused_by_name(target: Path, said: str, nam
 def test_stop_ids_are_those_of_the_vocabulary_and_settings_of_text_those_that_say_something(target: Path) -> None:
     (target / "generation_config.json").write_text('{"eos_token_id": [2, 128, -1]}')
     assert load_target(target).stop_ids == (2,)
-    (target / "config.json").write_text(
-        json.dumps(json.loads((target / "config.json").read_text()) | {"eos_token_id": 3})
-    )
+    altered(target, {"eos_token_id": 3})
     (target / "generation_config.json").write_text('{"eos_token_id": [128]}')
     assert load_target(target).stop_ids == (3,), "where none can be said, the model's own"
     assert text_keys({"text_config": [1], "hidden_size": 5}).count("hidden_size") == 5
@@ -144,10 +140,8 @@ def test_stop_ids_are_those_of_the_vocabulary_and_settings_of_text_those_that_sa
 def test_code_beside_a_target_is_not_run(target: Path, tmp_path: Path) -> None:
     mark = tmp_path / "was-here"
     (target / "modeling_evil.py").write_text(f"open({str(mark)!r}, 'w')\nclass Evil: pass\n")
-    raw = json.loads((target / CONFIG).read_text())
     named = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "modeling_evil.Evil")
-    (target / CONFIG).write_text(json.dumps(raw | {"auto_map": named}))
-    load_target(target)
+    load_target(altered(target, {"auto_map": named}))
     assert not mark.exists()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.formats.convert import to_speculators
 from dspark.model.language import LanguageDrafter
-from tests.unit.model.golden import DATA
+from tests.unit.model.golden import DATA, altered
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 128,
@@ -144,24 +143,23 @@ def test_buffers_that_the_library_leaves_alone_may_hold_anything(tmp_path: Path)
 
 
 def test_frequencies_beside_a_released_drafter_are_left_alone(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(DATA / "dspark_vanilla", tmp_path / "drafter"))
-    tensors = load_file(folder / "model.safetensors")
-    tensors |= {"rotary_emb.inv_freq": torch.ones(8), "layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    more = {"rotary_emb.inv_freq": torch.ones(8), "layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    folder = altered(tmp_path / "drafter", tensors=lambda held: held.update(more), of=DATA / "dspark_vanilla")
     assert load_drafter(folder).fingerprint == load_drafter(DATA / "dspark_vanilla").fingerprint
 
 
 @pytest.mark.parametrize("kept", ["model.embed_tokens.weight", "lm_head.weight"])
 def test_shared_tables_are_read_from_a_target_that_stores_one_under_either_name(kept: str, tmp_path: Path) -> None:
-    target = Path(shutil.copytree(DATA / "target_qwen3", tmp_path / "target"))
-    tensors = load_file(target / "model.safetensors")
     table = load_file(DATA / "dspark_vanilla" / "model.safetensors")["embed_tokens.weight"]
-    for name in [name for name in tensors if name.endswith(("embed_tokens.weight", "lm_head.weight"))]:
-        del tensors[name]
-    save_file(tensors | {kept: table}, target / "model.safetensors", metadata={"format": "pt"})
-    drafter = Path(shutil.copytree(DATA / "dspark_vanilla", tmp_path / "drafter"))
-    own = load_file(drafter / "model.safetensors")
-    save_file(own | {"lm_head.weight": own["embed_tokens.weight"].clone()}, drafter / "model.safetensors")
+
+    def one(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith(("embed_tokens.weight", "lm_head.weight"))]:
+            del tensors[name]
+        tensors[kept] = table
+
+    target = altered(tmp_path / "target", tensors=one, of=DATA / "target_qwen3")
+    same = {"lm_head.weight": table.clone()}
+    drafter = altered(tmp_path / "drafter", tensors=lambda held: held.update(same), of=DATA / "dspark_vanilla")
     to_speculators(drafter, tmp_path / "shared", verifier=None, share_tables=True)
     loaded = load_drafter(tmp_path / "shared", target=target)
     torch.testing.assert_close(loaded.embed_tokens.weight, table.float())

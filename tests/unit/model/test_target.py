@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_target
 from dspark.model.target import TargetTaps
-from tests.unit.model.golden import TARGET
+from tests.unit.model.golden import TARGET, altered
 
 IDS = torch.tensor([[5, 9, 2, 77, 30]])
 
@@ -65,7 +63,7 @@ def test_what_a_server_needs_to_know() -> None:
 
 
 def test_several_stop_ids(tmp_path: Path) -> None:
-    folder = _copy(tmp_path)
+    folder = altered(tmp_path / "target", of=TARGET)
     path = folder / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [1, 7]}))
     assert load_target(folder).stop_ids == (1, 7)
@@ -81,18 +79,13 @@ def test_several_stop_ids(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_tensor_is_named(tmp_path: Path, change: str, named: str) -> None:
-    folder = _copy(tmp_path)
-    tensors = load_file(folder / "model.safetensors")
-    if change == "missing":
-        del tensors[named]
-    elif change == "nan":
-        tensors[named][0, 0] = float("nan")
-    else:
-        tensors[named] = torch.zeros(3)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        if change == "missing":
+            del tensors[named]
+        elif change == "nan":
+            tensors[named][0, 0] = float("nan")
+        else:
+            tensors[named] = torch.zeros(3)
+
     with pytest.raises(CheckpointError, match=named.replace(".", r"\.")):
-        load_target(folder)
-
-
-def _copy(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(TARGET, tmp_path / "target"))
+        load_target(altered(tmp_path / "target", tensors=spoil, of=TARGET))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_drafter
 from dspark.model.config_file import config_to_json, parse_drafter_config, read_drafter_config
+from tests.unit.model.golden import altered
 
 HEAD, THETA, LONGEST = 16, 1e6, 4096
 SETTINGS: list[dict[str, Any]] = [
@@ -27,19 +26,15 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def folder(golden_drafter: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(golden_drafter, tmp_path / "drafter"))
-
-
-def change(folder: Path, **settings: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    return altered(tmp_path / "drafter", of=golden_drafter)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_angles_are_those_of_the_library(folder: Path, settings: dict[str, Any]) -> None:
     told = {"rope_type": "yarn", "rope_theta": THETA, **settings}
-    change(folder, rope_parameters=told, head_dim=HEAD, max_position_embeddings=LONGEST)
-    drafter = load_drafter(folder)
+    drafter = load_drafter(
+        altered(folder, {"rope_parameters": told, "head_dim": HEAD, "max_position_embeddings": LONGEST})
+    )
     library = Qwen3Config(head_dim=HEAD, max_position_embeddings=LONGEST, rope_parameters=told)
     frequencies, scale = ROPE_INIT_FUNCTIONS["yarn"](library, torch.device("cpu"))
     positions = torch.arange(0, LONGEST, 97)
@@ -50,10 +45,10 @@ def test_angles_are_those_of_the_library(folder: Path, settings: dict[str, Any])
 
 
 def test_both_spellings_say_the_same(folder: Path) -> None:
-    change(folder, rope_parameters={"rope_type": "yarn", "rope_theta": THETA, **SETTINGS[0]})
-    current = read_drafter_config(folder)
-    change(folder, rope_parameters=None, rope_theta=THETA, rope_scaling={"type": "yarn", **SETTINGS[0]})
-    assert read_drafter_config(folder) == current
+    told = {"rope_type": "yarn", "rope_theta": THETA, **SETTINGS[0]}
+    current = read_drafter_config(altered(folder, {"rope_parameters": told}))
+    older = {"rope_parameters": None, "rope_theta": THETA, "rope_scaling": {"type": "yarn", **SETTINGS[0]}}
+    assert read_drafter_config(altered(folder, older)) == current
     assert current.yarn is not None
 
 
@@ -66,6 +61,5 @@ def test_both_spellings_say_the_same(folder: Path) -> None:
     ],
 )
 def test_a_setting_that_makes_no_sense_is_named(folder: Path, settings: dict[str, Any], named: str) -> None:
-    change(folder, rope_parameters={"rope_type": "yarn", "rope_theta": THETA, **settings})
     with pytest.raises(CheckpointError, match=named):
-        load_drafter(folder)
+        load_drafter(altered(folder, {"rope_parameters": {"rope_type": "yarn", "rope_theta": THETA, **settings}}))
