@@ -121,9 +121,9 @@ def _without(last: Tensor, accepted: Tensor, stopped: Tensor, at: Given) -> Tens
 def drawn(probs: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """`sampling.draw` without a look at any number: (ids [m], whether they can be drawn [m])."""
     mass = probs.cumsum(dim=-1)
-    ids = nearest_possible(probs, torch.searchsorted(mass, u.unsqueeze(-1) * mass[:, -1:], right=True))
-    sound = (probs.gather(-1, ids) > 0) & (mass[:, -1:] < torch.inf)  # of NaN neither holds
-    return ids.squeeze(-1), sound.squeeze(-1)
+    total = mass[:, -1:]
+    ids = nearest_possible(probs, torch.searchsorted(mass, u.unsqueeze(-1) * total, right=True))
+    return ids.squeeze(-1), ((total > 0) & (total < torch.inf)).squeeze(-1)  # of NaN neither holds
 
 
 def _at(rows: Tensor, place: Tensor) -> Tensor:

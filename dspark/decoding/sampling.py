@@ -259,4 +259,4 @@ def nearest_possible(probs: Tensor, ids: Tensor) -> Tensor:
     possible, columns = probs > 0, torch.arange(probs.shape[-1], device=probs.device)
     after = torch.where(possible & (columns >= ids), columns, probs.shape[-1]).amin(dim=-1, keepdim=True)
     last = torch.where(possible, columns, 0).amax(dim=-1, keepdim=True)
-    return torch.where(after < probs.shape[-1], after, last)
+    return torch.minimum(after, last)
