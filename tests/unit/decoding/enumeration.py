@@ -5,7 +5,7 @@ and one confidence per (committed prefix, drafted prefix). `emitted` walks every
 plan for the prefix that is verified, and adds up the probabilities that the acceptance code gives to each
 outcome, round after round, until `horizon` tokens are committed. A `Machine` names the parts of that loop, so that a
 test can put a broken one in the place of a real one. `TokenRounds` and `BlockRounds` are the two ratio rules; the
-coupled rule, which has no coins to integrate, is walked by `coupled_law`.
+coupled rule, which has no coins to integrate, is `CoupledRounds`, and `coupled_law` adds up its noise.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import abc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -185,6 +185,49 @@ class BlockRounds(Rounds):
                 yield (*prefix[:kept], token), chance * share
 
 
+class CoupledRounds(Rounds):
+    """One noise for every position, however often it is asked for: one block, and one outcome.
+
+    E(0) / (E(0) + E(1)) is uniform, and `shares` midpoints of it decide every race exactly whose probabilities are
+    multiples of 1 / shares.
+    """
+
+    def __init__(self, world: World, machine: Machine, shares: int) -> None:
+        super().__init__(world, machine)
+        assert world.vocab == 2
+        middles = (torch.arange(shares, dtype=torch.float64) + 0.5) / shares
+        noise = torch.stack([middles, 1.0 - middles], dim=-1)
+        self._own, self._drafts = (
+            [winners(row.expand(shares, -1), noise)[0].tolist() for row in torch.from_numpy(laws)]
+            for laws in (world.p, machine.draft(world))
+        )
+        self._shares = shares
+        self._noise: Tokens = ()
+
+    def noises(self) -> Iterator[float]:
+        """Goes by every combination in turn, and says how likely it is."""
+        horizon, block = self.world.horizon, self.world.block
+        for drawn in itertools.product(range(self._shares), repeat=horizon):
+            self._noise = (*drawn, *([self._shares // 3] * block))  # what lies past the horizon decides nothing
+            yield float(self._shares) ** -horizon
+
+    def blocks(self, committed: Tokens) -> Iterator[tuple[Tokens, float, tuple[float, ...]]]:
+        block: Tokens = ()
+        slots = []
+        for k in range(self.world.block):
+            slots.append(self.world.draft[committed, block])
+            block = (*block, self._drafts[slots[-1]][self._noise[len(committed) + k]])
+        yield block, 1.0, tuple(self._confidence[slot] for slot in slots)
+
+    def outcomes(self, committed: Tokens, prefix: Tokens) -> Iterator[tuple[Tokens, float]]:
+        said: Tokens = ()
+        for k in range(len(prefix) + 1):
+            said = (*said, self._own[self.world.target[committed + said]][self._noise[len(committed) + k]])
+            if k == len(prefix) or said[-1] != prefix[k]:
+                break
+        yield said[: self.world.horizon - len(committed)], 1.0
+
+
 def emitted(world: World, machine: Machine) -> dict[Tokens, float]:
     """Probability of each sequence of `horizon` tokens."""
     rounds = machine.rounds(world, machine)
@@ -212,46 +255,12 @@ def emitted(world: World, machine: Machine) -> dict[Tokens, float]:
 
 
 def coupled_law(world: World, machine: Machine, shares: int) -> dict[Tokens, float]:
-    """The same under the coupled rule, for two tokens: every combination of noise that tells laws apart.
-
-    E(0) / (E(0) + E(1)) is uniform, and `shares` midpoints of it decide every race exactly whose probabilities are
-    multiples of 1 / shares. The noise of a position stays what it is however often it is asked for.
-    """
-    assert world.vocab == 2
-    middles = (torch.arange(shares, dtype=torch.float64) + 0.5) / shares
-    noise = torch.stack([middles, 1.0 - middles], dim=-1)
-
-    def races(laws: Floats) -> list[list[int]]:
-        rows = torch.from_numpy(laws)
-        return [winners(row.expand(shares, -1), noise)[0].tolist() for row in rows]
-
-    own, drafted = races(world.p), races(machine.draft(world))
-    confidences = world.confidence.tolist()
+    """The same under the coupled rule, for two tokens: every combination of noise that tells laws apart."""
+    rounds = CoupledRounds(world, machine, shares)
     law: dict[Tokens, float] = {}
-    for drawn in itertools.product(range(shares), repeat=world.horizon):
-        place = (*drawn, *([shares // 3] * world.block))  # what lies past the horizon decides nothing
-        committed: Tokens = ()
-        price = 0
-        while len(committed) < world.horizon:
-            block: Tokens = ()
-            slots = []
-            for k in range(world.block):
-                slots.append(world.draft[committed, block])
-                block = (*block, drafted[slots[-1]][place[len(committed) + k]])
-            confidence = tuple(confidences[slot] for slot in slots)
-            if machine.price is None:
-                verified = machine.prefix(committed, block, confidence)
-            else:
-                verified = machine.prefix(committed, block, confidence, price)
-                price = machine.price(confidence)
-            tokens: Tokens = ()
-            for k in range(verified + 1):
-                token = own[world.target[committed + tokens]][place[len(committed) + k]]
-                tokens = (*tokens, token)
-                if k == verified or token != block[k]:
-                    break
-            committed = (committed + tokens)[: world.horizon]
-        law[committed] = law.get(committed, 0.0) + float(shares) ** -world.horizon
+    for share in rounds.noises():
+        for word, chance in emitted(world, replace(machine, rounds=lambda *_: rounds)).items():
+            law[word] = law.get(word, 0.0) + share * chance
     return law
 
 

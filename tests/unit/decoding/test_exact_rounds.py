@@ -11,10 +11,23 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from enumeration import KINDS, BlockRounds, Floats, Machine, Rounds, TokenRounds, Tokens, World, build, exact, sent
+from enumeration import (
+    KINDS,
+    BlockRounds,
+    CoupledRounds,
+    Floats,
+    Machine,
+    Rounds,
+    TokenRounds,
+    Tokens,
+    World,
+    build,
+    exact,
+    sent,
+    variation,
+)
 from round_walk import Confidences, Endless, Setting, Walk
 
-from dspark.decoding.gumbel import winners
 from dspark.rounds import passes, state
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.plan import NO_CAP, Plan, PlanKind, Terms, prefixes
@@ -152,30 +165,6 @@ def test_a_prefix_by_something_younger_than_its_order_is_found(monkeypatch: pyte
 # The coupled rule, which has no coins.
 
 
-class CoupledRounds(Rounds):
-    """One noise for every position: one block, and one outcome."""
-
-    def __init__(self, world: World, noise: Sequence[int], own: list[list[int]], drafted: list[list[int]]) -> None:
-        super().__init__(world, Machine(lambda *_: 0))
-        self._noise, self._own, self._drafts = noise, own, drafted
-
-    def blocks(self, committed: Tokens):  # type: ignore[no-untyped-def]
-        block: Tokens = ()
-        slots = []
-        for k in range(self.world.block):
-            slots.append(self.world.draft[committed, block])
-            block = (*block, self._drafts[slots[-1]][self._noise[len(committed) + k]])
-        yield block, 1.0, tuple(self.world.confidence[slot] for slot in slots)
-
-    def outcomes(self, committed: Tokens, prefix: Tokens):  # type: ignore[no-untyped-def]
-        said: Tokens = ()
-        for k in range(len(prefix) + 1):
-            said = (*said, self._own[self.world.target[committed + said]][self._noise[len(committed) + k]])
-            if k == len(prefix) or said[-1] != prefix[k]:
-                break
-        yield said[: self.world.horizon - len(committed)], 1.0
-
-
 SHARES = 4
 
 
@@ -194,24 +183,13 @@ def _quarters(seed: int) -> World:
 @pytest.mark.parametrize("window", [0, 2])
 @pytest.mark.parametrize("terms", ["fixed", "threshold", "price"])
 def test_the_coupled_rule_says_the_target_s_tokens_whatever_is_planned(terms: str, window: int) -> None:
-    import torch
-
     world = _quarters(3)
-    middles = (torch.arange(SHARES, dtype=torch.float64) + 0.5) / SHARES
-    noise = torch.stack([middles, 1.0 - middles], dim=-1)
-    own, drafted = (
-        [winners(row.expand(SHARES, -1), noise)[0].tolist() for row in torch.from_numpy(rows)]
-        for rows in (world.p, world.q)
-    )
+    one = CoupledRounds(world, Machine(lambda *_: 0), SHARES)
     law: dict[Tokens, float] = {}
-    for drawn in itertools.product(range(SHARES), repeat=world.horizon):
-        place = (*drawn, *([1] * world.block))
-        one = CoupledRounds(world, place, own, drafted)
-        setting = plans(TERMS[terms], window)
-        (said,) = (said for (said,) in Walk([one], setting, lambda: RoundLoop(Endless())).run())
-        law[said] = law.get(said, 0.0) + float(SHARES) ** -world.horizon
-    truth = exact(world)
-    assert 0.5 * sum(abs(law.get(word, 0.0) - truth[word]) for word in truth) <= BOUND
+    for share in one.noises():
+        ((said,),) = Walk([one], plans(TERMS[terms], window), lambda: RoundLoop(Endless())).run()
+        law[said] = law.get(said, 0.0) + share
+    assert variation(law, exact(world)) <= BOUND
 
 
 def test_no_cap_is_no_limit() -> None:
