@@ -17,22 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import workers
 from faults.oracle import plain_greedy
-from safetensors.torch import load_file
 from workers import drafter, until, verifier
 
 from coordinator.workers.worker import Address, WorkerRole
 from dspark.client import AsyncClient
 from dspark.errors import CheckpointError
-from dspark.model.checkpoint import save_drafter
-from dspark.model.config import DrafterConfig, Kind
-from dspark.model.config_file import read_drafter_config
-from dspark.model.families import fresh_drafter
+from dspark.model.config import Kind
 from dspark.model.formats.convert import to_speculators
 from tests.architectures import deepseek_v4
 from tests.released.weights import write_thin
+from tests.unit.model.golden import fresh
 
 DATA = Path(__file__).parents[1] / "data"
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
@@ -45,29 +41,9 @@ Make = Callable[[Path], tuple[Path, Path]]  # folder to write in -> (target, dra
 
 def _random(kind: Kind, taps: tuple[int, ...]) -> Make:
     def make(folder: Path) -> tuple[Path, Path]:
-        tables, shape = load_file(TARGET / "model.safetensors"), read_drafter_config(DSPARK)
-        config = DrafterConfig(
-            **{
-                **vars(shape),
-                "kind": kind,
-                "num_hidden_layers": 1,
-                "target_layer_ids": taps,
-                "block_size": 4,
-                "mask_token_id": -1,
-                "markov_rank": 0,
-                "markov_head_type": "none",
-                "enable_confidence_head": False,
-                "confidence_head_with_markov": False,
-            }
-        )
-        made = fresh_drafter(
-            config,
-            embedding=tables["model.embed_tokens.weight"],
-            lm_head=tables.get("lm_head.weight", tables["model.embed_tokens.weight"]),
-            generator=torch.Generator().manual_seed(1),
-        )
-        save_drafter(made, folder / "drafter")
-        return TARGET, folder / "drafter"
+        headless = {"enable_confidence_head": False, "confidence_head_with_markov": False}
+        shape = {"block_size": 4, "mask_token_id": -1, "markov_rank": 0, "markov_head_type": "none"} | headless
+        return TARGET, fresh(folder / "drafter", kind=kind, num_hidden_layers=1, target_layer_ids=taps, **shape)
 
     return make
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +18,29 @@ from dspark.decoding import moving
 from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.gumbel import times_of, winners
 from dspark.model.calibration import BUCKETS, IDENTITY, RULES, Calibration, SlotFit, calibration_to_json
-from dspark.model.checkpoint import load_drafter, save_drafter
-from dspark.model.config_file import read_drafter_config
-from dspark.model.families import fresh_drafter
 from dspark.model.family import ContextTokens, Entries
 from dspark.types import NO_Q, Block, Cursor, Rule, SamplingParams
+from tests.unit.model.golden import DATA, altered
 from tests.unit.model.tiny import FAMILIES, family_drafter
 
 ROWS = 30
 CURSOR = Cursor(1, 1, 1, ROWS + 1)
 
 
-DATA = Path(__file__).parents[2] / "data"
 HEADLESS = "a sequential head without a confidence head"
 WITHOUT: dict[str, Any] = {"enable_confidence_head": False, "confidence_head_with_markov": False}
+
+
+def _behead(tensors: dict[str, torch.Tensor]) -> None:
+    for name in [name for name in tensors if name.startswith("confidence_head.")]:
+        del tensors[name]
 
 
 @pytest.fixture(params=["dspark_vanilla"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> DraftEngine:
     folder = DATA / request.param
     if request.param == HEADLESS:
-        folder = tmp_path / "headless"
-        shape = dataclasses.replace(read_drafter_config(DATA / "dspark_vanilla"), **WITHOUT)
-        whole = load_drafter(DATA / "dspark_vanilla").state_dict()
-        drafter = fresh_drafter(
-            shape, embedding=whole["embed_tokens.weight"], lm_head=whole["lm_head.weight"], generator=torch.Generator()
-        )
-        drafter.load_state_dict({name: whole[name] for name in drafter.state_dict()})
-        save_drafter(drafter, folder)
+        folder = altered(tmp_path / "headless", WITHOUT, _behead, of=DATA / "dspark_vanilla")
     engine = DraftEngine.load(DraftConfig(drafter=str(folder), context_tokens=4096))
     engine.open(Cursor(1, 1, 0, ROWS), 200)
     engine.ingest(1, 1, 0, [0] * ROWS, torch.randn(ROWS, 64, generator=torch.Generator().manual_seed(1)))
@@ -101,7 +94,7 @@ def test_every_member_of_a_cohort_is_calibrated_for_its_own_rule_and_bucket(
     offsets = {(rule, bucket): 0.5 * place for place, rule in enumerate(RULES) for bucket in BUCKETS}
     offsets |= {(rule, "sampled"): -1.0 - 0.5 * place for place, rule in enumerate(RULES)}
     fits = {rule: {b: SlotFit((1e9,) * 7, (offsets[rule, b],) * 7) for b in BUCKETS} for rule in RULES}
-    shutil.copytree(golden_drafter, tmp_path / "drafter")
+    altered(tmp_path / "drafter", of=golden_drafter)
     (tmp_path / "drafter" / "calibration.json").write_text(json.dumps(calibration_to_json(Calibration(None, fits))))
     engine = DraftEngine.load(DraftConfig(drafter=str(tmp_path / "drafter"), context_tokens=4096))
     named = {Rule.TOKEN: "token", Rule.BLOCK: "block", Rule.COUPLED: "coupled"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -10,6 +11,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+
+from dspark.model.checkpoint import save_drafter
+from dspark.model.config_file import read_drafter_config
+from dspark.model.families import fresh_drafter
 
 DATA = Path(__file__).parents[2] / "data"
 _ALL = Path(__file__).parents[4] / "shared" / "golden"
@@ -31,7 +36,7 @@ ALL = [ROOT / name for name in _NAMES if (ROOT / name).is_dir()]
 
 def altered(
     folder: Path,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | Callable[[dict[str, Any]], Any] | None = None,
     tensors: Callable[[dict[str, torch.Tensor]], Any] | None = None,
     *,
     of: Path | None = None,
@@ -41,11 +46,35 @@ def altered(
         shutil.copytree(of, folder, dirs_exist_ok=True)
     if settings is not None:
         path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+        raw = json.loads(path.read_text())
+        settings(raw) if callable(settings) else raw.update(settings)
+        path.write_text(json.dumps(raw))
     if tensors is not None:
         held = load_file(folder / "model.safetensors")
         tensors(held)
         save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def without(*names: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    """A change to `altered`'s tensors."""
+
+    def drop(tensors: dict[str, torch.Tensor]) -> None:
+        for name in names:
+            del tensors[name]
+
+    return drop
+
+
+def fresh(folder: Path, **shape: Any) -> Path:
+    """A random drafter of the shipped target, shaped as the shipped drafter but for what is said."""
+    config = dataclasses.replace(read_drafter_config(DATA / "dspark_vanilla"), **shape)
+    tables = load_file(DATA / "target_qwen3" / "model.safetensors")
+    embedding = tables["model.embed_tokens.weight"]
+    head = tables.get("lm_head.weight", embedding)
+    save_drafter(
+        fresh_drafter(config, embedding=embedding, lm_head=head, generator=torch.Generator().manual_seed(1)), folder
+    )
     return folder
 
 

@@ -5,7 +5,6 @@ Each is the shipped drafter, or a random one, written the way that trainers writ
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from draft_service.config import DraftConfig
@@ -21,38 +20,13 @@ from draft_service.engine import DraftEngine, DraftItem
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.checkpoint import load_drafter, load_projection, save_drafter
 from dspark.model.config_file import parse_drafter_config, read_drafter_config
-from dspark.model.families import fresh_drafter
 from dspark.model.formats.convert import to_speculators, without_tables
 from dspark.model.formats.report import report
 from dspark.types import Block, Cursor, SamplingParams
-from tests.unit.model.golden import DATA, TARGET
+from tests.unit.model.golden import DATA, TARGET, altered, fresh, without
 
 DRAFTER = DATA / "dspark_vanilla"
 TABLES = ("embed_tokens.weight", "lm_head.weight")
-
-
-def rewritten(folder: Path, change: Callable[[dict[str, Any]], None], tensors: dict[str, Tensor] | None = None) -> Path:
-    """The shipped drafter with other settings, and other tensors if they are given."""
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = json.loads((DRAFTER / "config.json").read_text())
-    change(settings)
-    (folder / "config.json").write_text(json.dumps(settings))
-    save_file(tensors or load_file(DRAFTER / "model.safetensors"), folder / "model.safetensors")
-    return folder
-
-
-def random_one(folder: Path, **shape: Any) -> Path:
-    config = dataclasses.replace(read_drafter_config(DRAFTER), **shape)
-    tables = load_file(TARGET / "model.safetensors")
-    embedding = tables["model.embed_tokens.weight"]
-    made = fresh_drafter(
-        config,
-        embedding=embedding,
-        lm_head=tables.get("lm_head.weight", embedding),
-        generator=torch.Generator().manual_seed(1),
-    )
-    save_drafter(made, folder)
-    return folder
 
 
 def neighbours(tensor: Tensor, head_dim: int) -> Tensor:
@@ -61,34 +35,31 @@ def neighbours(tensor: Tensor, head_dim: int) -> Tensor:
     return tensor.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1).contiguous()
 
 
+def interleave(tensors: dict[str, Tensor]) -> None:
+    """Both models shipped have heads of one size."""
+    for name in [name for name in tensors if ".q_" in name or ".k_" in name]:
+        tensors[name] = neighbours(tensors[name], read_drafter_config(DRAFTER).head_dim)
+
+
 def interleaved(folder: Path) -> Path:
-    size = read_drafter_config(DRAFTER).head_dim
-    tensors = {
-        name: neighbours(tensor, size) if ".q_" in name or ".k_" in name else tensor
-        for name, tensor in load_file(DRAFTER / "model.safetensors").items()
-    }
-    return rewritten(folder, lambda settings: settings.update(rope_is_neox_style=False), tensors)
+    return altered(folder, {"rope_is_neox_style": False}, interleave, of=DRAFTER)
 
 
 def nested(folder: Path) -> Path:
     """As LFM2.5's drafters come: settings inside, no tables, neighbouring pairs, the head's input not said."""
-    tensors = load_file(interleaved(folder) / "model.safetensors")
 
     def change(settings: dict[str, Any]) -> None:
         settings["dflash_config"] = {
             key: settings.pop(key) for key in ("target_layer_ids", "mask_token_id", "num_target_layers")
         } | {"projector_type": "dspark"}
         del settings["confidence_head_with_markov"]
-        settings |= {"architectures": ["Lfm2DSparkDraftModel"], "rope_is_neox_style": False}
+        settings["architectures"] = ["Lfm2DSparkDraftModel"]
 
-    left = {name: tensor for name, tensor in tensors.items() if name not in TABLES}
-    return rewritten(folder, change, left)
+    return altered(interleaved(folder), change, without(*TABLES))
 
 
 def tied(folder: Path) -> Path:
-    tensors = load_file(DRAFTER / "model.safetensors")
-    del tensors["lm_head.weight"]
-    return rewritten(folder, lambda settings: settings.update(tie_word_embeddings=True), tensors)
+    return altered(folder, {"tie_word_embeddings": True}, without("lm_head.weight"), of=DRAFTER)
 
 
 def reduced(folder: Path) -> Path:
@@ -97,11 +68,11 @@ def reduced(folder: Path) -> Path:
 
 
 VARIANTS: dict[str, Callable[[Path], Path]] = {
-    "three taps": lambda folder: random_one(folder, target_layer_ids=(0, 2, 5)),
-    "six taps, one layer": lambda folder: random_one(folder, target_layer_ids=(0, 1, 2, 3, 4, 5), num_hidden_layers=1),
-    "blocks of 4": lambda folder: random_one(folder, block_size=4),
-    "blocks of 9": lambda folder: random_one(folder, block_size=9),
-    "blocks of 15": lambda folder: random_one(folder, block_size=15),
+    "three taps": lambda folder: fresh(folder, target_layer_ids=(0, 2, 5)),
+    "six taps, one layer": lambda folder: fresh(folder, target_layer_ids=(0, 1, 2, 3, 4, 5), num_hidden_layers=1),
+    "blocks of 4": lambda folder: fresh(folder, block_size=4),
+    "blocks of 9": lambda folder: fresh(folder, block_size=9),
+    "blocks of 15": lambda folder: fresh(folder, block_size=15),
     "one table for both": tied,
     "neighbouring pairs": interleaved,
     "half of the vocabulary": reduced,
@@ -161,13 +132,7 @@ def test_a_copy_of_a_reordered_drafter_is_not_reordered_again(tmp_path: Path) ->
 
 def test_neighbouring_pairs_of_a_language_model_are_reordered_too(tmp_path: Path) -> None:
     known = load_drafter(TARGET)
-    tensors = {
-        name: neighbours(tensor, known.config.head_dim) if ".q_" in name or ".k_" in name else tensor
-        for name, tensor in load_file(TARGET / "model.safetensors").items()
-    }
-    settings = json.loads((TARGET / "config.json").read_text()) | {"rope_interleave": True}
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    save_file(tensors, tmp_path / "model.safetensors")
+    altered(tmp_path, {"rope_interleave": True}, interleave, of=TARGET)
     assert report(str(tmp_path))["rotation"].startswith("neighbouring pairs, reordered when loaded")
     found = load_drafter(tmp_path).state_dict()
     for name, tensor in known.state_dict().items():
@@ -175,22 +140,14 @@ def test_neighbouring_pairs_of_a_language_model_are_reordered_too(tmp_path: Path
 
 
 def test_a_tied_head_that_differs_is_refused(tmp_path: Path) -> None:
-    folder = rewritten(tmp_path, lambda settings: settings.update(tie_word_embeddings=True))
+    folder = altered(tmp_path, {"tie_word_embeddings": True}, of=DRAFTER)
     with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from"):
         load_drafter(folder)
 
 
-def respelled(
-    folder: Path, change: Callable[[dict[str, Any]], None], source: Path = DRAFTER, without: str = ""
-) -> Path:
-    """A drafter in the speculators format, with other settings, perhaps without a tensor."""
+def respelled(folder: Path, source: Path = DRAFTER) -> Path:
+    """A drafter in the speculators format."""
     to_speculators(source, folder)
-    path = folder / "config.json"
-    settings = json.loads(path.read_text())
-    change(settings)
-    path.write_text(json.dumps(settings))
-    tensors = load_file(folder / "model.safetensors")
-    save_file({name: tensor for name, tensor in tensors.items() if name != without}, folder / "model.safetensors")
     return folder
 
 
@@ -200,12 +157,7 @@ def test_neighbouring_pairs_of_the_speculators_format_are_reordered_once(tmp_pat
         where = settings["transformer_layer_config"] if inside else settings
         where["rope_is_neox_style"] = False
 
-    folder = respelled(tmp_path / "drafter", change)
-    tensors = {
-        name: neighbours(tensor, read_drafter_config(DRAFTER).head_dim) if ".q_" in name or ".k_" in name else tensor
-        for name, tensor in load_file(folder / "model.safetensors").items()
-    }
-    save_file(tensors, folder / "model.safetensors")
+    folder = altered(respelled(tmp_path / "drafter"), change, interleave)
     without_tables(folder, tmp_path / "shared", target=TARGET)
     known = load_drafter(DRAFTER).state_dict()
     for each in (folder, tmp_path / "shared"):
@@ -214,15 +166,11 @@ def test_neighbouring_pairs_of_the_speculators_format_are_reordered_once(tmp_pat
 
 
 def test_a_tied_head_of_the_speculators_format_is_its_embedding(tmp_path: Path) -> None:
-    other = load_file(DRAFTER / "model.safetensors")
-    other["embed_tokens.weight"] = other["embed_tokens.weight"] + 1
-    source = rewritten(tmp_path / "source", lambda settings: None, other)
-    folder = respelled(
-        tmp_path / "tied", lambda settings: settings.update(tie_word_embeddings=True), source, "lm_head.weight"
-    )
+    source = altered(tmp_path / "source", tensors=lambda held: held["embed_tokens.weight"].add_(1), of=DRAFTER)
+    folder = altered(respelled(tmp_path / "tied", source), {"tie_word_embeddings": True}, without("lm_head.weight"))
     assert report(str(folder), target=str(TARGET))["tables"] == "its own, one for both"
     made = load_drafter(folder, target=TARGET).state_dict()
-    assert torch.equal(made["lm_head.weight"], other["embed_tokens.weight"])
+    assert torch.equal(made["lm_head.weight"], load_file(source / "model.safetensors")["embed_tokens.weight"])
 
 
 @pytest.mark.parametrize(
@@ -241,12 +189,12 @@ def test_a_setting_that_no_tensor_shows_is_refused_by_name(tmp_path: Path, key: 
         settings[key] = value
 
     value = 1.0
-    assert read_drafter_config(respelled(tmp_path / "one", change)).family == "dspark"
+    assert read_drafter_config(altered(respelled(tmp_path / "one"), change)).family == "dspark"
     value = 0.5
     with pytest.raises(UnsupportedFamily, match=rf"{key}: 0\.5 is not supported"):
-        read_drafter_config(respelled(tmp_path / "half", change))
+        read_drafter_config(altered(respelled(tmp_path / "half"), change))
     with pytest.raises(UnsupportedFamily, match=rf"{key}: 0\.5 is not supported"):
-        read_drafter_config(rewritten(tmp_path / "released", lambda settings: settings.update({key: value})))
+        read_drafter_config(altered(tmp_path / "released", {key: value}, of=DRAFTER))
 
 
 @pytest.mark.parametrize(
@@ -259,7 +207,7 @@ def test_a_setting_that_no_tensor_shows_is_refused_by_name(tmp_path: Path, key: 
 )
 def test_settings_that_would_be_passed_over_are_refused(tmp_path: Path, more: dict[str, Any], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
-        read_drafter_config(rewritten(tmp_path, lambda settings: settings.update(more)))
+        read_drafter_config(altered(tmp_path, more, of=DRAFTER))
 
 
 def test_a_map_of_the_whole_vocabulary_is_followed(tmp_path: Path) -> None:
@@ -268,18 +216,20 @@ def test_a_map_of_the_whole_vocabulary_is_followed(tmp_path: Path) -> None:
     known = load_file(DRAFTER / "model.safetensors")
     heads = {name: known[name][order] for name in ("lm_head.weight", "markov_head.markov_w2.weight")}
     maps = {"d2t": order - torch.arange(128), "t2d": torch.ones(128, dtype=torch.bool)}
-    folder = rewritten(tmp_path / "turned", lambda settings: None, known | heads | maps)
+    folder = altered(tmp_path / "turned", tensors=lambda held: held.update(heads | maps), of=DRAFTER)
     assert [block.token_ids for block in drafted(folder)] == [block.token_ids for block in drafted(DRAFTER)]
     same = {"d2t": torch.zeros(128, dtype=torch.int64)}
-    assert load_drafter(rewritten(tmp_path / "same", lambda settings: None, known | same)).draft_vocabulary is None
+    twin = altered(tmp_path / "same", tensors=lambda held: held.update(same), of=DRAFTER)
+    assert load_drafter(twin).draft_vocabulary is None
 
 
 def test_layers_that_are_no_list_of_those_that_are_read_are_refused_by_name(tmp_path: Path) -> None:
-    fewer = respelled(tmp_path / "fewer", lambda settings: settings["aux_hidden_state_layer_ids"].pop())
+    layers = "aux_hidden_state_layer_ids"
+    fewer = altered(respelled(tmp_path / "fewer"), lambda settings: settings[layers].pop())
     for load in (load_drafter, load_projection):
         with pytest.raises(CheckpointError, match=r"target_layer_ids: 4 layers are named, and fc\.weight reads 5"):
             load(fewer)
-    turned = respelled(tmp_path / "turned", lambda settings: settings["aux_hidden_state_layer_ids"].reverse())
+    turned = altered(respelled(tmp_path / "turned"), lambda settings: settings[layers].reverse())
     with pytest.raises(CheckpointError, match=r"aux_hidden_state_layer_ids: expected ascending .* \[5, 4"):
         read_drafter_config(turned)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import load_drafter
@@ -22,6 +22,7 @@ from dspark.training.run import WorkerGroup, open_run
 from dspark.training.samples import Sample
 from dspark.training.settings import FAMILIES, Settings, check_same_run
 from dspark.training.trainer import LOG, STATE, train_drafter
+from tests.unit.model.golden import altered
 from tests.unit.training.pipeline import COLUMNS, random_samples, short_run
 
 pytestmark = pytest.mark.usefixtures("golden_target")
@@ -168,13 +169,13 @@ def test_a_start_may_leave_its_tables_to_the_target(samples: Path, golden_target
 
 def test_a_start_for_a_target_of_another_size_is_refused(samples: Path, golden_target: Path, tmp_path: Path) -> None:
     first = train_drafter(short_run(samples, golden_target, tmp_path / "first", steps=1))
-    tensors = load_file(first / "model.safetensors")
-    raw = json.loads((first / "config.json").read_text(encoding="utf-8"))
-    tensors["layers.0.mlp.up_proj.weight"] = torch.zeros(8, raw["hidden_size"])
-    tensors["layers.0.mlp.gate_proj.weight"] = torch.zeros(8, raw["hidden_size"])
-    tensors["layers.0.mlp.down_proj.weight"] = torch.zeros(raw["hidden_size"], 8)
-    save_file(tensors, first / "model.safetensors")
-    (first / "config.json").write_text(json.dumps(raw | {"intermediate_size": 8}), encoding="utf-8")
+
+    def narrow(tensors: dict[str, torch.Tensor]) -> None:
+        for name in ("gate_proj", "up_proj"):
+            tensors[f"layers.0.mlp.{name}.weight"] = tensors[f"layers.0.mlp.{name}.weight"][:8].clone()
+        tensors["layers.0.mlp.down_proj.weight"] = tensors["layers.0.mlp.down_proj.weight"][:, :8].contiguous()
+
+    altered(first, {"intermediate_size": 8}, narrow)
     with pytest.raises(ConfigError, match=r"^start: layers\.0\.mlp\.\w+\.weight of .* is of shape "):
         train_drafter(short_run(samples, golden_target, tmp_path / "again", steps=1, start=str(first)))
 
