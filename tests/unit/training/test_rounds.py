@@ -1,6 +1,7 @@
 """Rounds replayed on the target's text follow the law of rounds that are really played."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +68,13 @@ def drafter_of(model: Qwen3ForCausalLM, block: int) -> BlockDrafter:
     return as_block(fresh_drafter(config, **ends, generator=torch.Generator().manual_seed(0))).eval()
 
 
+def features_of(model: Qwen3ForCausalLM, drafter: BlockDrafter, ids: torch.Tensor) -> torch.Tensor:
+    """[T, F] of a text [1, T]."""
+    with rounds.TargetTaps(model, drafter.config.target_layer_ids) as taps:
+        model(input_ids=ids)
+        return taps.collect()[0]
+
+
 def first_slot(drafter: BlockDrafter, features: torch.Tensor, ids: torch.Tensor, anchor: int) -> torch.Tensor:
     """Logits [1, V] of the first slot behind an anchor of a text [T]."""
     hidden = drafter.forward_hidden(features=features, input_ids=ids, anchors=torch.tensor([anchor]))[0, :1]
@@ -75,13 +83,16 @@ def first_slot(drafter: BlockDrafter, features: torch.Tensor, ids: torch.Tensor,
     return drafter.base_logits(hidden) + bias
 
 
-def continued(model: Qwen3ForCausalLM, prompts: list[list[int]], total: int, temperature: float) -> torch.Tensor:
+def continued(
+    model: Qwen3ForCausalLM, prompts: list[list[int]], total: int, temperature: float, **pick: Any
+) -> torch.Tensor:
     return lockstep.generate(
         model,
         prompts=prompts,
         total=total,
         temperatures=torch.full((len(prompts),), temperature),
         generator=torch.Generator().manual_seed(0),
+        **pick,
     )
 
 
@@ -101,10 +112,7 @@ def test_acceptance_of_the_first_slot_is_one_minus_total_variation(model: Qwen3F
         )
         kept += float(blocks.accepted[0] > 0)
     p = torch.softmax(model(input_ids=ids[:1, :4]).logits[0, -1], -1)
-    with rounds.TargetTaps(model, drafter.config.target_layer_ids) as taps:
-        model(input_ids=ids[:1])
-        features = taps.collect()
-    q = torch.softmax(first_slot(drafter, features[0], ids[0], 3)[0], -1)
+    q = torch.softmax(first_slot(drafter, features_of(model, drafter, ids[:1]), ids[0], 3)[0], -1)
     exact = float(torch.minimum(p, q).sum())
     assert abs(kept / n - exact) < 4 * (exact * (1 - exact) / n) ** 0.5
 
@@ -130,13 +138,11 @@ def test_replayed_greedy_rounds_keep_what_played_ones_keep(model: Qwen3ForCausal
     ids = continued(model, [[5, 6, 7, 8]], 40, 0.0)
     anchors = torch.arange(4, 36)
     blocks = rounds.judge(drafter, model, ids, anchors, temperature=0.0, generator=torch.Generator())
-    with rounds.TargetTaps(model, drafter.config.target_layer_ids) as taps:
-        model(input_ids=ids)
-        features = taps.collect()
+    features = features_of(model, drafter, ids)
     for anchor, kept in zip(anchors.tolist(), blocks.accepted.tolist(), strict=True):
         # A round as it is played: only the past is known, and each draft depends on the one before it.
         hidden = drafter.forward_hidden(
-            features=features[0, : anchor + 1], input_ids=ids[0, : anchor + 1], anchors=torch.tensor([anchor])
+            features=features[: anchor + 1], input_ids=ids[0, : anchor + 1], anchors=torch.tensor([anchor])
         )[0]
         drafts, previous = [], ids[0, anchor : anchor + 1]
         for slot in range(3):
@@ -191,10 +197,8 @@ def laws_of_a_block(
     model: Qwen3ForCausalLM, drafter: BlockDrafter, ids: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q of the first slot [V], and of the second after each first token [V, V], at anchor 3."""
-    with rounds.TargetTaps(model, drafter.config.target_layer_ids) as taps:
-        model(input_ids=ids[:1])
-        features = taps.collect()
-    hidden = drafter.forward_hidden(features=features[0], input_ids=ids[0], anchors=torch.tensor([3]))[0]
+    features = features_of(model, drafter, ids[:1])
+    hidden = drafter.forward_hidden(features=features, input_ids=ids[0], anchors=torch.tensor([3]))[0]
     after = torch.arange(drafter.config.vocab_size)
     state = torch.empty(len(after), 0)
     first, _ = drafter.markov_head.bias(state, ids[0, 3:4], hidden[:1])
@@ -214,14 +218,7 @@ def test_coupled_texts_and_drafts_run_one_race(model: Qwen3ForCausalLM) -> None:
     def pick(logits: torch.Tensor, place: int) -> torch.Tensor:
         return (rounds.distribution(logits, 1.0) / rounds.race_noise(seed, 2, [place], vocabulary)).argmax(-1)
 
-    ids = lockstep.generate(
-        model,
-        prompts=[[5, 6, 7, 8]],
-        total=total,
-        temperatures=torch.ones(1),
-        generator=torch.Generator(),
-        pick=pick,
-    )
+    ids = continued(model, [[5, 6, 7, 8]], total, 1.0, pick=pick)
     anchors = torch.arange(4, total - 4)
     made = [
         rounds.judge(
@@ -239,11 +236,9 @@ def test_coupled_texts_and_drafts_run_one_race(model: Qwen3ForCausalLM) -> None:
         for s in (0, 1)
     ]
     assert torch.equal(made[0].accepted, made[1].accepted)  # nothing is left to chance
-    with rounds.TargetTaps(model, drafter.config.target_layer_ids) as taps:
-        model(input_ids=ids)
-        features = taps.collect()
+    features = features_of(model, drafter, ids)
     for anchor, kept in zip(anchors.tolist(), made[0].accepted.tolist(), strict=True):
-        q = torch.softmax(first_slot(drafter, features[0], ids[0], anchor), -1)
+        q = torch.softmax(first_slot(drafter, features, ids[0], anchor), -1)
         drafted = (q / rounds.race_noise(seed, 2, [anchor + 1], vocabulary)).argmax(-1)
         assert (kept > 0) == (int(drafted) == int(ids[0, anchor + 1]))
 
