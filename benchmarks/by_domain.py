@@ -71,7 +71,7 @@ async def ask(client: AsyncClient, prompts: Sequence[Prompt], policy: str, strea
         mine = prompts[number::streams]
         for prompt, tokens in zip(mine, lengths(number, len(mine), streams), strict=True):
             if tokens:
-                into.add(await client.complete(prompt, timeout=120, max_tokens=tokens, **options))
+                into.add(await client.complete(prompt, timeout=120, **(options | {"max_tokens": tokens})))
 
     clock = asyncio.get_running_loop().time
     began = clock()
