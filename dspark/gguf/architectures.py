@@ -1,4 +1,4 @@
-"""What llama.cpp's names mean: per architecture, the keys of its settings and the places of its tensors.
+"""What llama.cpp's files mean: per architecture, the keys of its settings and the places of its tensors.
 
 Three things are undone on the way back. Files of llama shape hold the rows of q and k in pairs, for a rotation of
 neighbours; the library rotates halves. Files of gemma shape hold norms as 1 + w; the library adds the 1 itself.
@@ -15,31 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from dspark.errors import CheckpointError
 from dspark.model.config_keys import Keys, show
 
 # Of other architectures; no tensor would tell.
 _SCALES = ("attention.scale", "logit_scale", "residual_scale", "embedding_scale")
-_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_TWO_NORMS = {**_LAYER, "ffn_norm": "post_attention_layernorm"}
-_FOUR_NORMS = {
-    **_LAYER,
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 # Of the largest of each family the queries are scaled by the width per head instead of by the head's size; nothing in
 # the file says so but the depth.
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
@@ -52,22 +34,20 @@ _MOST_LAYERS = 1024
 
 @dataclass(frozen=True)
 class Architecture:
-    """One shape. `layer`: a layer's tensors, theirs to ours; `biases`: those of them that have one besides."""
+    """One shape."""
 
     model_type: str
     model_class: str
-    layer: Mapping[str, str]
-    biases: tuple[str, ...] = ()
     paired_rotation: bool = False
     norms_from_one: bool = False
 
 
 ARCHITECTURES = {
-    "llama": Architecture("llama", "LlamaForCausalLM", _TWO_NORMS, paired_rotation=True),
-    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _TWO_NORMS, biases=("attn_q", "attn_k", "attn_v")),
-    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", {**_TWO_NORMS, **_QK_NORMS}),
-    "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", _FOUR_NORMS, norms_from_one=True),
-    "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", {**_FOUR_NORMS, **_QK_NORMS}, norms_from_one=True),
+    "llama": Architecture("llama", "LlamaForCausalLM", paired_rotation=True),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),
+    "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", norms_from_one=True),
+    "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", norms_from_one=True),
 }
 
 
@@ -145,15 +125,19 @@ def token_id(settings: Mapping[str, Any], name: str) -> int | None:
     return Keys(dict(settings)).count(key, least=0, most=len(settings["tokenizer.ggml.tokens"]) - 1)
 
 
-def expected(config: Mapping[str, Any], made: Architecture) -> dict[str, str]:
+def expected(config: Mapping[str, Any], architecture: str) -> dict[str, str]:
     """Every tensor the model needs: theirs to ours."""
-    whole = {name: ours for name, ours in _WHOLE.items() if name != "output" or not config["tie_word_embeddings"]}
-    names = {f"{theirs}.weight": f"{ours}.weight" for theirs, ours in whole.items()}
-    for layer in range(config["num_hidden_layers"]):
-        for theirs, ours in made.layer.items():
-            for part in ("weight", "bias") if theirs in made.biases else ("weight",):
-                names[f"blk.{layer}.{theirs}.{part}"] = f"model.layers.{layer}.{ours}.{part}"
-    return names
+    from gguf import MODEL_ARCH, get_tensor_name_map
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    except Exception as error:  # what the library makes of strange settings has no type of its own
+        raise CheckpointError(f"{architecture}: {' '.join(str(error).split())}") from error
+    theirs = get_tensor_name_map(MODEL_ARCH[architecture.upper()], config["num_hidden_layers"])
+    names = [name for name in model.state_dict() if name != "lm_head.weight" or not config["tie_word_embeddings"]]
+    return {theirs.get_name(name, (".weight", ".bias")) or name: name for name in names}
 
 
 def restored(name: str, values: Any, config: Mapping[str, Any], made: Architecture) -> Any:

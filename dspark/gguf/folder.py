@@ -57,7 +57,7 @@ def _fill(folder: Path, source: GgufFile, progress: Progress | None) -> None:
     config = config_of(source.settings, source.tensors)
     if DIVISORS in source.tensors:
         config["rope_scaling"] = scaling_of(source.values(DIVISORS), config)
-    places = _places(source, config, made)
+    places = _places(source, config)
     _put_json(folder / CONFIG_NAME, config)
     _put_json(folder / "generation_config.json", _generation(source.settings, config))
     save_tokenizer(source.path, source.settings, folder)
@@ -67,9 +67,9 @@ def _fill(folder: Path, source: GgufFile, progress: Progress | None) -> None:
     check_target_headers(folder, entries)
 
 
-def _places(source: GgufFile, config: Mapping[str, Any], made: Architecture) -> dict[str, str]:
+def _places(source: GgufFile, config: Mapping[str, Any]) -> dict[str, str]:
     """Theirs to ours, exactly what the model needs."""
-    wanted = expected(config, made)
+    wanted = expected(config, source.settings["general.architecture"])
     complaints = {
         "missing": sorted(wanted.keys() - source.tensors.keys()),
         "unexpected in this architecture": sorted(source.tensors.keys() - wanted.keys() - {DIVISORS}),

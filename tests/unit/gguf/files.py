@@ -43,29 +43,6 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "gemma2": lambda: Gemma2Config(**_GEMMA),
     "gemma3": lambda: Gemma3TextConfig(**_GEMMA),
 }
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_NORMS = {
-    True: {
-        "post_attention_layernorm": "post_attention_norm",
-        "pre_feedforward_layernorm": "ffn_norm",
-        "post_feedforward_layernorm": "post_ffw_norm",
-    },
-    False: {"post_attention_layernorm": "ffn_norm"},
-}
 
 
 def random_model(architecture: str) -> Any:
@@ -148,18 +125,13 @@ def _settings(config: Any, architecture: str) -> dict[str, Any]:
 
 def _tensors(model: Any, architecture: str) -> Any:
     gemma = architecture.startswith("gemma")
-    names = {**_NAMES, **_NORMS[gemma]}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], LAYERS)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
-        place, part = name.rsplit(".", 1)
+        theirs = names.get_name(name, (".weight", ".bias"))
         values = tensor.float().numpy()
-        if place.startswith("model.layers."):
-            layer, place = place.removeprefix("model.layers.").split(".", 1)
-            theirs = f"blk.{layer}.{names[place]}.{part}"
-        else:
-            theirs = f"{names[place]}.{part}"
-        if architecture == "llama" and place in ("self_attn.q_proj", "self_attn.k_proj"):
-            heads = HEADS if "q_proj" in place else KV_HEADS
+        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+            heads = HEADS if "q_proj" in name else KV_HEADS
             values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
         yield theirs, np.ascontiguousarray(values + 1 if gemma and "norm" in theirs else values)

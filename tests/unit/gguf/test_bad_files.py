@@ -112,7 +112,14 @@ CHANGED = {
     "a token of nobody": ({"settings": {"tokenizer.ggml.eos_token_id": 288}}, "eos_token_id: .*to 287, found 288"),
     "one token": ({"settings": {"tokenizer.ggml.tokens": 5}}, "tokenizer.ggml.tokens: no list of tokens"),
     "alignment": ({"settings": {"general.alignment": 24}}, "general.alignment: 24 is no power of two"),
-    "heads that do not divide": ({"settings": {"llama.attention.head_count": 3}}, "128 rows are not 3 heads"),
+    "heads that do not divide": (
+        {"settings": {"llama.attention.head_count": 3}},
+        r"llama: .* hidden size \(64\) is not a multiple of the number of attention heads \(3\)",
+    ),
+    "rows of no head": (
+        {"change": lambda tensors: tensors.update({"blk.1.attn_k.weight": np.zeros((63, 64), np.float32)})},
+        "blk.1.attn_k.weight: 63 rows are not 2 heads of an even size",
+    ),
     "no width": ({"settings": {"llama.embedding_length": None}}, "llama.embedding_length: missing"),
     "words for a number": ({"settings": {"llama.context_length": "long"}}, 'llama.context_length: .*found "long"'),
     "scaling": ({"settings": {"llama.rope.scaling.type": "yarn"}}, "rope.scaling.type: 'yarn'"),
