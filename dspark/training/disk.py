@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,23 +20,26 @@ _CHUNK = 1 << 16
 
 def write_whole(path: Path, content: str) -> None:
     """Puts a small text file in place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = _partial(path)
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    _move(partial, path)
+    with _placed(path) as partial:
+        partial.write_text(content, encoding="utf-8")
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Puts a safetensors file in place."""
+    with _placed(path) as partial:
+        save_file(dict(tensors), partial, metadata=dict(metadata) if metadata else None)
+
+
+@contextmanager
+def _placed(path: Path) -> Iterator[Path]:
+    """Where to write what is at `path` afterwards."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = _partial(path)
-    save_file(dict(tensors), partial, metadata=dict(metadata) if metadata else None)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    yield partial
     with partial.open("rb") as file:
         os.fsync(file.fileno())
-    _move(partial, path)
+    partial.replace(path)
+    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
@@ -45,15 +49,6 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}")
-
-
-def _move(partial: Path, path: Path) -> None:
-    partial.replace(path)
-    sync_folder(path.parent)
 
 
 class RowFile:
