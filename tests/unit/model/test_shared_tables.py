@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine
@@ -20,7 +20,7 @@ from dspark.model.checkpoint import fingerprint, load_drafter, load_projection
 from dspark.model.formats.convert import to_speculators, without_tables
 from dspark.training.calibrate import calibrate
 from dspark.training.evaluate import evaluate
-from tests.unit.model.golden import DATA
+from tests.unit.model.golden import DATA, altered, without
 from tests.unit.model.tiny import greedy
 
 PAIR = DATA / "pair"
@@ -52,8 +52,8 @@ def test_a_cut_head_takes_the_rows_of_its_tokens(spelling: str, tmp_path: Path) 
     to_speculators(WHOLE, tmp_path / "cut", keep_tokens=KEPT)
     folder = tmp_path / "cut"
     if spelling == "deepspec":
-        raw = json.loads((WHOLE / "config.json").read_text()) | {"draft_vocab_size": len(KEPT)}
-        (folder / "config.json").write_text(json.dumps(raw))
+        shutil.copy(WHOLE / "config.json", folder)
+        altered(folder, {"draft_vocab_size": len(KEPT)})
     without_tables(folder, tmp_path / "shared", target=TARGET)
     assert not TABLES & load_file(tmp_path / "shared" / WEIGHTS).keys()
     ours, theirs = load_drafter(tmp_path / "shared", target=TARGET), load_drafter(folder)
@@ -95,10 +95,8 @@ def test_calibration_and_evaluation_are_those_of_the_whole_file(shared: Path, tm
 
 
 def test_conformance_finds_the_target_of_a_file_without_tables(tmp_path: Path) -> None:
-    shutil.copytree(DATA / "target_qwen3", tmp_path / "cases" / "target_qwen3")
-    folder = Path(shutil.copytree(DATA / "dspark_vanilla", tmp_path / "cases" / "dspark_vanilla"))
-    tensors = load_file(folder / WEIGHTS)
-    save_file({name: tensor for name, tensor in tensors.items() if name not in TABLES}, folder / WEIGHTS)
+    altered(tmp_path / "cases" / "target_qwen3", of=DATA / "target_qwen3")
+    folder = altered(tmp_path / "cases" / "dspark_vanilla", tensors=without(*TABLES), of=DATA / "dspark_vanilla")
     (folder / conformance.DECODE_FILE).unlink()  # its cases name the weights file they were recorded with
     assert conformance.run(tmp_path / "cases") == 0
     shutil.rmtree(tmp_path / "cases" / "target_qwen3")
@@ -135,7 +133,7 @@ def test_tables_that_are_not_the_target_s_stay(
 def test_what_is_there_already_is_not_written_over(
     action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mine = Path(shutil.copytree(WHOLE, tmp_path / "mine"))
+    mine = altered(tmp_path / "mine", of=WHOLE)
     before, more = (mine / "config.json").read_bytes(), ["--target", str(TARGET)] if action == "share" else []
     for out, named in (
         (mine, "there already"),
@@ -148,8 +146,8 @@ def test_what_is_there_already_is_not_written_over(
 
 
 def test_names_out_of_a_file_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mine = Path(shutil.copytree(WHOLE, tmp_path / "mine"))
-    save_file({**load_file(mine / WEIGHTS), "\x1b[31mred": torch.ones(2)}, mine / WEIGHTS)
+    red = {"\x1b[31mred": torch.ones(2)}
+    mine = altered(tmp_path / "mine", tensors=lambda held: held.update(red), of=WHOLE)
     assert main(["checkpoint", "check", str(mine)]) == 1
     said = capsys.readouterr().err
     assert r"unexpected: \x1b[31mred" in said
@@ -167,8 +165,4 @@ def test_tokens_that_are_none_are_not_kept(text: str, tmp_path: Path, capsys: py
 
 def _other_target(folder: Path, scale: float) -> Path:
     """The target with another embedding."""
-    shutil.copytree(TARGET, folder)
-    tensors = load_file(folder / WEIGHTS)
-    name = next(name for name in tensors if name.endswith("embed_tokens.weight"))
-    save_file(tensors | {name: tensors[name] * scale}, folder / WEIGHTS, metadata={"format": "pt"})
-    return folder
+    return altered(folder, tensors=lambda held: held["model.embed_tokens.weight"].mul_(scale), of=TARGET)
