@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import inspect
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -250,7 +250,9 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 if inspect.isawaitable(made):  # it writes by itself
                     await made
                 else:
-                    await _write_all(made, context)
+                    async with contextlib.aclosing(made) as responses:
+                        async for response in responses:
+                            await context.write(response)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
@@ -263,17 +265,6 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             request_deserializer=self._readers.get(method, parse) if handler.request_streaming else None,
             response_serializer=handler.response_serializer,
         )
-
-
-async def _write_all(made: AsyncGenerator[Any, None], context: grpc.aio.ServicerContext) -> None:
-    """Every response, one after the other. Its maker is told when a write ends badly, and may know better why."""
-    async with contextlib.aclosing(made) as responses:
-        async for response in responses:
-            try:
-                await context.write(response)
-            except asyncio.CancelledError as left:
-                await responses.athrow(left)
-                raise
 
 
 def _refusal(method: str, error: Denied) -> Any:
