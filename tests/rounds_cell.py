@@ -255,7 +255,7 @@ class RoundsCell:
     ) -> list[RequestState]:
         """All answers of a request."""
         states = []
-        sink = OutputQueue(self._sink, request.choices)
+        sink = OutputQueue(self._sink * request.choices)
         for index in range(request.choices):
             log = CommitLog(request.prompt)
             answer = Answer(log, max_tokens=request.max_tokens, stop_ids=request.stop_ids, index=index)

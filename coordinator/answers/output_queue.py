@@ -60,7 +60,7 @@ class OutputSink(Protocol):
         """Never waits; raises `Overfull` when nobody takes what is there."""
 
     def close(self, error: Exception | None = None) -> None:
-        """One answer has ended, in good order or by an error."""
+        """All of them have ended, in good order or by an error. Called once."""
 
 
 class OutputQueue:
@@ -69,9 +69,8 @@ class OutputQueue:
     wake_ups: what its reader shares with those of other clients.
     """
 
-    def __init__(self, limit: int, answers: int = 1, wake_ups: WakeUpLimit | None = None) -> None:
-        self._limit = limit * answers
-        self._open = answers
+    def __init__(self, limit: int, wake_ups: WakeUpLimit | None = None) -> None:
+        self._limit = limit
         self._waiting: list[tuple[CommittedTokens, float]] = []
         self._closed = False
         self._error: Exception | None = None
@@ -88,11 +87,8 @@ class OutputQueue:
         self._wake()
 
     def close(self, error: Exception | None = None) -> None:
-        """The last end counts, or the first error."""
-        self._open -= 1
-        if not self._closed and (error is not None or not self._open):
-            self._closed, self._error = True, error
-            self._wake()
+        self._closed, self._error = True, error
+        self._wake()
 
     async def take(self) -> list[tuple[CommittedTokens, float]] | None:
         """All that waits, with the clock times it came at; None behind the last piece. Raises the error at the end."""

@@ -41,21 +41,15 @@ class _Relay:
 
     number: int
     to: FrontendConnection
-    open: int = 1  # answers that have not ended
     answers: int = 1
     call: RequestHandle | None = None
     timer: Timer | None = None
 
     def push(self, piece: CommittedTokens) -> None:
-        if self.open:
-            self.to.said(self.number, piece)
+        self.to.said(self.number, piece)
 
     def close(self, error: Exception | None = None) -> None:
-        if not self.open:
-            return
-        self.open = 0 if error is not None else self.open - 1
-        if not self.open:
-            self.to.over(self, error)
+        self.to.over(self, error)
 
 
 @dataclass(slots=True)
@@ -153,7 +147,7 @@ class FrontendConnection:
         relay = _Relay(number, self)
         try:
             order = self._order(submit)
-            relay.open = relay.answers = order.request.choices
+            relay.answers = order.request.choices
             self._calls[number] = relay
             relay.call = self._cell.submit(order, relay)
         except DsparkError as error:
@@ -204,7 +198,6 @@ class FrontendConnection:
         return relay
 
     def _cut(self, relay: _Relay, error: Exception) -> None:
-        relay.open = 0
         if relay.timer is not None:
             relay.timer.cancel()
         if relay.call is not None:

@@ -113,11 +113,11 @@ class LocalCell:
             if known is None or known.answers[choice].end is None
         }
         if states:
-            self.admission.submit(*states.values())
-        if kept is not None:
-            kept.begun(len(states))  # nothing is committed before this turn of the loop is over
+            self.admission.submit(*states.values())  # nothing is committed before this turn of the loop is over
         if known is not None:
             tell_again(sink, known)
+        if not states:
+            (kept or sink).close()
         return LocalHandle(self.admission, states, kept)
 
     def _take_over(self, request_id: str) -> None:

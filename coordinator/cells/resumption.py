@@ -58,20 +58,13 @@ class Journaled:
 
     def __init__(self, journal: Journal, entry: Entry, to: OutputSink) -> None:
         self._journal, self._entry, self._to = journal, entry, to
-        self._open = 0
-
-    def begun(self, answers: int) -> None:
-        """So many are worked on."""
-        self._open = answers
-        self._settle()
 
     def push(self, piece: CommittedTokens) -> None:
         self._journal.committed(self._entry, piece)
         self._to.push(piece)
 
     def close(self, error: Exception | None = None) -> None:
-        self._open = 0 if error is not None else self._open - 1
-        self._settle()
+        self._journal.left(self._entry)
         self._to.close(error)
 
     def note_epoch(self, index: int, epoch: int) -> None:
@@ -82,10 +75,6 @@ class Journaled:
         """Its text ended an answer."""
         self._journal.ended(self._entry, index, End(Reason.STOP))
 
-    def _settle(self) -> None:
-        if self._open <= 0 and self._entry.running:
-            self._journal.left(self._entry)
-
 
 def tell_again(sink: OutputSink, known: Known) -> None:
     """What was committed goes to the client's side first, each answer in one piece."""
@@ -95,8 +84,6 @@ def tell_again(sink: OutputSink, known: Known) -> None:
             sink.push(told if not aborted(said.end) else replace(told, end=None))
         if said.end is not None and (aborted(said.end) or not said.tokens):
             sink.push(CommittedTokens((), said.end, index))  # it came by itself, behind the last token
-        if said.end is not None:
-            sink.close(None)
 
 
 def aborted(end: End | None) -> bool:

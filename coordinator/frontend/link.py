@@ -69,9 +69,8 @@ class RemoteHandle:
 
     def _ended(self, index: int) -> None:
         self._open.discard(index)
-        self.sink.close(None)
-        if not self._open:
-            self._link.forget(self)
+        if not self._open and self._link.forget(self):
+            self.sink.close()
 
 
 class CoordinatorConnection:

@@ -194,8 +194,9 @@ class Scheduler:
         outcome = self.endings.add(state, error)
         if self.tracing is not None and not siblings:
             self.tracing.ended(state, outcome)
-        state.sink.close(error)
-        if error is not None and siblings:
+        if not siblings:
+            state.sink.close(error)
+        elif error is not None:
             self.ended(siblings[0], error)  # which ends the next one
         self._place()
 

@@ -97,7 +97,7 @@ class InputProcessor:
             draw_seed=lambda: secrets.randbits(64),
         )
         request = replace(request, tenant=current_caller().tenant)
-        sink = OutputQueue(self._max_unread, request.choices, self._wake_ups)
+        sink = OutputQueue(self._max_unread * request.choices, self._wake_ups)
         output = OutputProcessor(request, partial(self._text, request), arrived, read_resume(message, request.choices))
         call = self.cell.submit(SubmitRequest(message, request, arrived, lasts_s), sink)
         timer = self.clock.call_later(lasts_s, call.cut, Expired(f"no answer within {lasts_s:.3g} s"))

@@ -52,7 +52,7 @@ class Desk:
         request = Request(
             "r", PROMPT, params or SamplingParams(temperature=0.0), TOKENS, parse_policy("adaptive"), choices=choices
         )
-        sink = OutputQueue(64, choices)
+        sink = OutputQueue(64 * choices)
         reader = OutputProcessor(request, lambda: None, 0.0, offsets or ())
         return reader, sink, self.cell.submit(SubmitRequest(message, request, 0.0, 60.0), sink)
 
