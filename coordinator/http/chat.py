@@ -17,7 +17,7 @@ from coordinator.http.calls import CallReader, Part
 from coordinator.http.forms import Form, form_of
 from coordinator.http.harmony import BEGINS, HarmonyReader
 from coordinator.http.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
-from coordinator.http.reply import Object, answered
+from coordinator.http.reply import Object, added, answered
 from coordinator.http.schema import ChatBody, described_by, read_body
 from coordinator.http.template import ChatTemplate, read_messages
 from coordinator.http.thoughts import BEGIN, END, PlainReader, Reader, ThoughtReader, part_of, with_budget
@@ -131,35 +131,32 @@ class ChatShape:
     def opening(self, prompt: int, scored: Scored | None) -> Object | None:
         return {"delta": {"role": "assistant", "content": ""}}
 
-    def part(self, prompt: int, shown: OutputChunk, ended: bool) -> Object:
+    def part(self, prompt: int, shown: OutputChunk) -> Object:
         if self._make_reader is None:
             delta: Object = {"content": shown.text} if shown.text or shown.tokens else {}
         else:
-            delta = _delta(self._read(shown.index, shown.texts, ended))
+            delta = _delta(self._read(shown))
         return {"delta": delta, "logprobs": chat_logprobs(self._texts, shown)}
 
     def reason(self, index: int, reason: str) -> str:
         reader = self._readers.get(index)
         return "tool_calls" if reason == "stop" and reader is not None and reader.calls else reason
 
-    def whole(self, prompt: int, parts: list[OutputChunk], scored: Scored | None) -> Object:
-        told = [chat_logprobs(self._texts, shown) for shown in parts if shown.logprobs]
-        content = [one for each in told if each is not None for one in each["content"]]
-        texts = [text for shown in parts for text in shown.texts]
-        message: Object = {"role": "assistant", "content": "".join(texts), "refusal": None}
-        if self._make_reader is not None and parts:
-            message |= _message(self._read(parts[0].index, texts, ended=True))
-        return {
-            "message": message,
-            "logprobs": {"content": content, "refusal": None} if told else None,
-            **prompt_logprobs(self._texts, scored),
-        }
+    def whole(self, made: Object, scored: Scored | None) -> Object:
+        message: Object = {"refusal": None, **made.pop("delta")}
+        calls: dict[int, Object] = {}
+        for part in message.pop("tool_calls", ()):
+            calls[part["index"]] = added(calls.get(part["index"]), part)
+        if calls:
+            told = [{key: value for key, value in call.items() if key != "index"} for call in calls.values()]
+            message |= {"content": message["content"] or None, "tool_calls": told}
+        return {"message": message, "logprobs": None, **made, **prompt_logprobs(self._texts, scored)}
 
-    def _read(self, index: int, texts: Sequence[str], ended: bool) -> list[Part]:
+    def _read(self, shown: OutputChunk) -> list[Part]:
         assert self._make_reader is not None
-        reader = self._readers.get(index) or self._readers.setdefault(index, self._make_reader())
-        parts = [part for text in texts for part in reader.push(text)]
-        return parts + reader.close() if ended else parts
+        reader = self._readers.get(shown.index) or self._readers.setdefault(shown.index, self._make_reader())
+        parts = [part for text in shown.texts for part in reader.push(text)]
+        return parts + reader.close() if shown.ended else parts
 
 
 def read_calling(api: Api, body: ChatBody) -> Calling | None:
@@ -243,22 +240,9 @@ def _delta(parts: Sequence[Part]) -> Object:
     calls: dict[int, Object] = {}
     for part in parts:
         if part.call is None:
-            name, said = ("reasoning_content", part.reasoning) if part.reasoning else ("content", part.text)
-            made[name] = made.get(name, "") + said
+            added(made, {"reasoning_content": part.reasoning} if part.reasoning else {"content": part.text})
             continue
-        call = calls.setdefault(part.call, {"index": part.call, "function": {"arguments": ""}})
-        if part.name:
-            call |= {"id": part.id, "type": "function"}
-            call["function"]["name"] = part.name
-        call["function"]["arguments"] += part.arguments
-    if calls:
-        made["tool_calls"] = list(calls.values())
-    return made
-
-
-def _message(parts: Sequence[Part]) -> Object:
-    made = _delta(parts)
-    calls = [{key: value for key, value in call.items() if key != "index"} for call in made.get("tool_calls", ())]
-    content = made.get("content", "")
-    thoughts = {"reasoning_content": made["reasoning_content"]} if "reasoning_content" in made else {}
-    return {"content": content or None, "tool_calls": calls, **thoughts} if calls else {"content": content, **thoughts}
+        named = {"id": part.id, "type": "function", "function": {"name": part.name}} if part.name else {}
+        call = calls.setdefault(part.call, {"index": part.call})
+        added(added(call, named), {"function": {"arguments": part.arguments}})
+    return made | ({"tool_calls": list(calls.values())} if calls else {})

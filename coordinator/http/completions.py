@@ -64,24 +64,16 @@ class CompletionShape:
             self._before[prompt] = told.characters
         return {"text": self._echoes[prompt], "logprobs": told.written() if told is not None else None}
 
-    def part(self, prompt: int, shown: OutputChunk, ended: bool) -> Object:
+    def part(self, prompt: int, shown: OutputChunk) -> Object:
         before = self._told((prompt, shown.index), shown)
-        return {"text": shown.text, "logprobs": completion_logprobs(self._texts, [shown], before)}
+        return {"text": shown.text, "logprobs": completion_logprobs(self._texts, shown, before)}
 
     def reason(self, index: int, reason: str) -> str:
         return reason
 
-    def whole(self, prompt: int, parts: list[OutputChunk], scored: Scored | None) -> Object:
-        text = "".join(shown.text for shown in parts)
-        echo = self._echoes[prompt] if self._echoes is not None else ""
-        told = self._echoed(scored)
-        said = completion_logprobs(self._texts, parts, told.characters if told is not None else 0)
+    def whole(self, made: Object, scored: Scored | None) -> Object:
         asked = scored if self._prompt_logprobs is not None else None
-        return {
-            "text": echo + text,
-            "logprobs": said if told is None else told.written(said),
-            **prompt_logprobs(self._texts, asked, self._prompt_logprobs),
-        }
+        return {"text": "", "logprobs": None, **made, **prompt_logprobs(self._texts, asked, self._prompt_logprobs)}
 
     def _echoed(self, scored: Scored | None) -> EchoLogprobs | None:
         """Those of the prompt, where it is shown and they are asked for."""

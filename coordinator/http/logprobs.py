@@ -6,7 +6,6 @@ writes them, or by themselves, as vLLM does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from coordinator.http.asking import Scored
@@ -59,17 +58,16 @@ def chat_logprobs(texts: TokenTexts, shown: OutputChunk) -> dict[str, Any] | Non
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(texts: TokenTexts, parts: Sequence[OutputChunk], before: int) -> dict[str, Any] | None:
-    """Of parts of a completion that begins `before` characters into the text; None where nothing was asked for."""
+def completion_logprobs(texts: TokenTexts, shown: OutputChunk, before: int) -> dict[str, Any] | None:
+    """Of a part of a completion that begins `before` characters into the text; None where nothing was asked for."""
     tokens, values, tops, offsets = [], [], [], []
-    for shown in parts:
-        for token, one in zip(shown.tokens, shown.logprobs, strict=False):
-            text = texts.text_of(token)
-            tokens.append(text)
-            values.append(one.logprob)
-            tops.append({texts.text_of(other): value for other, value in _top(one)} or None)
-            offsets.append(before)
-            before += len(text)
+    for token, one in zip(shown.tokens, shown.logprobs, strict=False):
+        text = texts.text_of(token)
+        tokens.append(text)
+        values.append(one.logprob)
+        tops.append({texts.text_of(other): value for other, value in _top(one)} or None)
+        offsets.append(before)
+        before += len(text)
     if not tokens:
         return None
     return {"text_offset": offsets, "token_logprobs": values, "tokens": tokens, "top_logprobs": tops}
@@ -90,19 +88,18 @@ class EchoLogprobs:
         self._tops = [None, *(self._named(ids, values) for ids, values in rows)]
         self.characters = sum(map(len, self._tokens))  # as offsets count them
 
-    def written(self, behind: dict[str, Any] | None = None) -> dict[str, Any]:
-        """With those of the answer behind them, whose offsets begin with `characters`."""
+    def written(self) -> dict[str, Any]:
+        """As those of the answer, whose offsets begin with `characters`."""
         offsets, at = [], 0
         for token in self._tokens:
             offsets.append(at)
             at += len(token)
-        mine: dict[str, list[Any]] = {
+        return {
             "text_offset": offsets,
             "token_logprobs": self._values,
             "tokens": self._tokens,
             "top_logprobs": self._tops,
         }
-        return mine if behind is None else {name: values + behind[name] for name, values in mine.items()}
 
     def _named(self, ids: list[int], values: list[float]) -> dict[str, float] | None:
         return dict(zip(map(self._texts.text_of, ids), values, strict=True)) or None

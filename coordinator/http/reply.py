@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -27,7 +26,7 @@ from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import Asking, Prompt, Scored, new_id
 from coordinator.http.forms import form_of
-from coordinator.http.schema import Body
+from coordinator.http.schema import Body, StreamOptions
 from coordinator.http.stream import DONE, EventStream, event, failure, paced_events, paced_whole, while_connected
 from coordinator.reception.output_processor import AnswerOutput, OutputChunk, per_token_s
 from dspark.client.request import Sampling
@@ -38,9 +37,14 @@ Detail = Literal["none", "summary", "detailed"]
 
 def metrics_of(asking: Asking, block_size: int, *, detailed: bool) -> dict[str, Any]:
     """Of all answers together. block_size: slots of a full block."""
-    answers = [(index, each) for index, one in enumerate(asking.streams) for each in one.output.answers]
-    stats = RequestStats.together([answer.stats for _, answer in answers])
-    steps = [step for index, answer in answers for step in _steps(asking.pieces[index], answer)]
+    answers = [answer for stream in asking.streams for answer in stream.output.answers]
+    stats = RequestStats.together([answer.stats for answer in answers])
+    steps = [
+        step
+        for pieces, stream in zip(asking.pieces, asking.streams, strict=True)
+        for answer in stream.output.answers
+        for step in _steps(pieces, answer)
+    ]
     by_length: dict[int, list[int]] = {}
     for drafted, accepted in steps:
         counts = by_length.setdefault(drafted, [0] * (drafted + 1))
@@ -61,13 +65,13 @@ def metrics_of(asking: Asking, block_size: int, *, detailed: bool) -> dict[str, 
         speculative["per_step_accepted"] = [accepted for _, accepted in steps]
         speculative["per_step_drafted"] = [drafted for drafted, _ in steps]
     generation_s = stats.total_s() - stats.first_token_s()
-    said = sum(answer.answered for _, answer in answers)
+    said = sum(answer.answered for answer in answers)
     return {
         "speculative_decoding": speculative,
         "time_to_first_token_ms": 1e3 * stats.first_token_s(),
         "generation_time_ms": 1e3 * generation_s,
         "queue_time_ms": 1e3 * stats.queue_s(),
-        "mean_itl_ms": 1e3 * per_token_s(answer for _, answer in answers),
+        "mean_itl_ms": 1e3 * per_token_s(answers),
         "tokens_per_second": said / stats.total_s() if stats.total_s() else 0.0,
     }
 
@@ -106,65 +110,93 @@ class ReplyShape(Protocol):
     def opening(self, prompt: int, scored: Scored | None) -> Object | None:
         """The first part of a prompt's choices, before any token; None where there is nothing to say."""
 
-    def part(self, prompt: int, shown: OutputChunk, ended: bool) -> Object:
-        """A choice's next part; the last one has ended."""
+    def part(self, prompt: int, shown: OutputChunk) -> Object:
+        """A choice's next part."""
 
     def reason(self, index: int, reason: str) -> str:
         """Why an answer that has been told to its end ended, as this kind calls it."""
 
-    def whole(self, prompt: int, parts: list[OutputChunk], scored: Scored | None) -> Object:
-        """A whole choice."""
+    def whole(self, made: Object, scored: Scored | None) -> Object:
+        """A whole choice. made: all of its parts, each added to those before it."""
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """What a request asked of the reply as a whole. block_size: slots of a full block."""
 
     id: str
     model: str
-    block_size: int
-    usage: bool
-    running_usage: bool
-    token_ids: bool
-    detail: Detail
     fingerprint: str
+    block_size: int
+    detail: Detail
+    token_ids: bool
+    options: StreamOptions
 
-    @staticmethod
-    def of(body: Body, name: str, model: str, block_size: int, detail: Detail, fingerprint: str) -> Frame:
-        options = body.stream_options
-        return Frame(
-            name,
-            model,
-            block_size,
-            usage=bool(options and options.include_usage),
-            running_usage=bool(options and options.include_usage and options.continuous_usage_stats),
-            token_ids=bool(body.return_token_ids),
-            detail=detail,
-            fingerprint=fingerprint,
-        )
+
+def added(known: Any, more: Any) -> Any:
+    """What is known, and what came after it: texts and lists go on."""
+    if isinstance(more, dict):
+        known = {} if known is None else known
+        for key, value in more.items():
+            known[key] = added(known.get(key), value)
+        return known
+    if isinstance(more, list):
+        known = [] if known is None else known
+        known += more
+        return known
+    if isinstance(known, str) and isinstance(more, str):
+        return known + more
+    return known if more is None else more
+
+
+Told = list[tuple[int, Object]]  # parts of choices, by their numbers
+
+
+async def _told(asking: Asking, shape: ReplyShape, frame: Frame) -> AsyncGenerator[tuple[bool, Told]]:
+    """What comes together, and whether it is long. A choice's last part says why it ended."""
+    opened: set[int] = set()
+    async for prompt, parts in asking.scored_parts():
+        out, stream = Told(), asking.streams[prompt]
+        answers, many = stream.output.answers, prompt not in opened and len(stream.request.prompt) > MANY
+        if prompt not in opened:
+            opened.add(prompt)
+            opening = await beside(many, _opening, asking, prompt, shape, frame)
+            out += [(prompt * len(answers) + answer.index, opening) for answer in answers if opening is not None]
+        for shown in parts:
+            choice = shape.part(prompt, shown)  # which counts tokens that show nothing yet, too
+            said = shown.text and choice.get("delta", True)  # a reader may hold it back
+            if not (shown.ended or frame.token_ids or shown.logprobs or said):
+                continue
+            if frame.token_ids:
+                choice["token_ids"] = shown.tokens
+            if shown.ended:
+                choice |= _finish(answers[shown.index], shape)
+            out.append((prompt * len(answers) + shown.index, choice))
+        yield many, out
+
+
+def _opening(asking: Asking, prompt: int, shape: ReplyShape, frame: Frame) -> Object | None:
+    """Of all answers to a prompt, which begin alike."""
+    choice = shape.opening(prompt, asking.scored(prompt))
+    if not frame.token_ids:
+        return choice
+    ids = {"prompt_token_ids": list(asking.streams[prompt].request.prompt), "token_ids": []}
+    return (choice or shape.part(prompt, OutputChunk(0, 0))) | ids
 
 
 async def whole_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> bytes:
-    """The reply to a request that does not stream, as JSON."""
-    gathered: dict[tuple[int, int], list[OutputChunk]] = {}
-    async for prompt, parts in asking.scored_parts():
-        for shown in parts:
-            gathered.setdefault((prompt, shown.index), []).append(shown)
-    return await beside(usage_of(asking)["total_tokens"] > MANY, _written, asking, gathered, shape, frame)
+    """The reply to a request that does not stream, as JSON: what a stream would have told, put together."""
+    choices: dict[int, Object] = {}
+    async for _, told in _told(asking, shape, frame):
+        for number, more in told:
+            choices[number] = added(choices.get(number), more)
+    return await beside(usage_of(asking)["total_tokens"] > MANY, _written, asking, choices, shape, frame)
 
 
-def _written(
-    asking: Asking, gathered: dict[tuple[int, int], list[OutputChunk]], shape: ReplyShape, frame: Frame
-) -> bytes:
-    choices: list[Object] = []
-    for prompt, answer in _answers(asking):
-        said = gathered.get((prompt, answer.index), [])
-        made = shape.whole(prompt, said, asking.scored(prompt))
-        choice = {"index": len(choices), **made, **_finish(answer, shape)}
-        if frame.token_ids:
-            choice["token_ids"] = [token for shown in said for token in shown.tokens]
-            choice["prompt_token_ids"] = list(asking.streams[prompt].request.prompt)
-        choices.append(choice)
+def _written(asking: Asking, made: dict[int, Object], shape: ReplyShape, frame: Frame) -> bytes:
+    answers = len(asking.streams[0].output.answers)
+    choices = [
+        {"index": number, **shape.whole(made[number], asking.scored(number // answers))} for number in sorted(made)
+    ]
     told = _head(frame, shape.whole_object) | {"choices": choices, "usage": usage_of(asking, shape.thought)}
     told |= _metrics(asking, frame)
     return json.dumps(told, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
@@ -172,62 +204,23 @@ def _written(
 
 async def streamed_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> AsyncGenerator[bytes]:
     """Events of the reply to a request that streams."""
-    head = _head(frame, shape.part_object)
-    quiet = {"usage": None} if frame.usage else {}
-    told: set[tuple[int, int]] = set()
-    choices = len(asking.streams[0].output.answers)
+    head, usage = _head(frame, shape.part_object), frame.options.include_usage
 
-    def chunk(number: int, choice: Object) -> bytes:
-        running = {"usage": usage_of(asking, shape.thought)} if frame.running_usage else quiet
-        return event(
-            head | {"choices": [{"index": number, "logprobs": None, "finish_reason": None, **choice}]} | running
-        )
+    def events(told: Told) -> bytes:
+        running = usage_of(asking, shape.thought) if frame.options.continuous_usage_stats else None
+        aside = {"usage": running} if usage else {}
+        empty = {"logprobs": None, "finish_reason": None}
+        return b"".join(event(head | {"choices": [{"index": at, **empty, **more}]} | aside) for at, more in told)
 
-    opened: set[int] = set()
     try:
-        async for prompt, parts in asking.scored_parts():
-            out = []
-            if prompt not in opened:
-                opened.add(prompt)
-                many = len(asking.streams[prompt].request.prompt) > MANY
-                out = await beside(many, _openings, asking, prompt, shape, frame, chunk)
-            by_index = {shown.index: shown for shown in parts}
-            for answer in asking.streams[prompt].output.answers:
-                shown, key = by_index.get(answer.index), (prompt, answer.index)
-                ended = answer.end is not None and key not in told
-                if not ended and shown is None:
-                    continue
-                shown = shown or OutputChunk(answer.index, answer.answered)
-                choice = shape.part(prompt, shown, ended)  # which counts tokens that show nothing yet, too
-                said = shown.text and choice.get("delta", True)  # a reader may hold it back
-                if not (ended or frame.token_ids or shown.logprobs or said):
-                    continue
-                if frame.token_ids:
-                    choice["token_ids"] = shown.tokens
-                if ended:
-                    told.add(key)
-                    choice |= _finish(answer, shape)
-                out.append(chunk(prompt * choices + answer.index, choice))
-            if out:
-                yield b"".join(out)
-        last = head | {"choices": [], "usage": usage_of(asking, shape.thought)} if frame.usage else {}
+        async for many, told in _told(asking, shape, frame):
+            if told:
+                yield await beside(many, events, told)
+        last = head | {"choices": [], "usage": usage_of(asking, shape.thought)} if usage else {}
         metrics = _metrics(asking, frame)
         yield (event((last or head | {"choices": []}) | metrics) if last or metrics else b"") + DONE
     finally:
         asking.leave()
-
-
-def _openings(
-    asking: Asking, asked: int, shape: ReplyShape, frame: Frame, chunk: Callable[[int, Object], bytes]
-) -> list[bytes]:
-    """Of all answers to a prompt, which begin alike."""
-    choice = shape.opening(asked, asking.scored(asked))
-    if frame.token_ids:
-        ids = {"prompt_token_ids": list(asking.streams[asked].request.prompt), "token_ids": []}
-        choice = (choice or shape.part(asked, OutputChunk(0, 0), False)) | ids
-    if choice is None:
-        return []
-    return [chunk(number, choice) for number, (prompt, _) in enumerate(_answers(asking)) if prompt == asked]
 
 
 def usage_of(asking: Asking, thought: int = 0) -> Object:
@@ -243,11 +236,6 @@ def usage_of(asking: Asking, thought: int = 0) -> Object:
         "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {"reasoning_tokens": thought},
     }
-
-
-def _answers(asking: Asking) -> list[tuple[int, AnswerOutput]]:
-    """(prompt, answer) in the order of choices."""
-    return [(index, each) for index, one in enumerate(asking.streams) for each in one.output.answers]
 
 
 def _head(frame: Frame, kind: str) -> Object:
@@ -295,7 +283,8 @@ async def answered(
     model = api.check_model(body.model, terms)
     detail = _detail(request, body)
     begun = await begin(api, request, body, prompts, options, kind=kind, names=names, record=detail != "none")
-    frame = Frame.of(body, begun.name, model, terms.block_size, detail, api.fingerprint(terms))
+    ids, wanted = bool(body.return_token_ids), body.stream_options or StreamOptions()
+    frame = Frame(begun.name, model, api.fingerprint(terms), terms.block_size, detail, ids, wanted)
     return await respond(
         api,
         request,

@@ -69,6 +69,12 @@ class OutputChunk:
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)  # of each token whose text is shown
     logprobs: list[ScoredToken] = field(default_factory=list)
+    ended: bool = False  # it is the answer's last
+
+    @property
+    def says(self) -> bool:
+        """Whether it shows anything."""
+        return bool(self.tokens or self.text)
 
     @property
     def text(self) -> str:
@@ -193,9 +199,10 @@ class OutputProcessor:
                 shown[piece.index] = OutputChunk(piece.index, max(answer.answered, answer.held))
             if answer.read(piece, at, shown[piece.index]):
                 self._open -= 1
+                shown[piece.index].ended = True
                 if answer.end is not None and answer.end.text is not None:
                     finish(piece.index)
-        return [one for one in shown.values() if one.tokens or one.text]
+        return [one for one in shown.values() if one.says or one.ended]
 
 
 def per_token_s(answers: Iterable[AnswerOutput]) -> float:

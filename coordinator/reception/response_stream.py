@@ -51,7 +51,7 @@ class ResponseStream:
         had = self.output.prompt_logprobs
         shown = self.output.read(waiting, self._call.finish)
         self.scored = self.output.prompt_logprobs if had is None else None
-        self._metrics.client_chunks.inc(len(shown))
+        self._metrics.client_chunks.inc(sum(one.says for one in shown))
         return shown
 
     def cut(self, error: Exception) -> None:
@@ -84,7 +84,7 @@ def write_parts(
     """What came together, the prompt's first."""
     if scored is not None:
         yield _write_scored(request_id, scored)
-    for one in shown:
+    for one in filter(lambda one: one.says, shown):
         yield _write_chunk(request_id, one)
 
 

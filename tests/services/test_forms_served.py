@@ -136,12 +136,6 @@ def test_log_probabilities_tell_of_no_token_that_may_not_come(cell: HttpCell) ->
     assert completed.choices[0].logprobs.top_logprobs[0] == {"7": 0.0}
 
 
-def test_a_stream_is_the_same_text(cell: HttpCell) -> None:
-    parts = asked(cell, response_format=FORMAT, temperature=0.0, stream=True)
-    text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
-    assert text == asked(cell, response_format=FORMAT, temperature=0.0).choices[0].message.content
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -1,4 +1,4 @@
-"""What a stream counts as thoughts: the same tokens as a whole answer does, whether or not they show text at once."""
+"""What is counted as thoughts: tokens, whether or not they show text at once."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from coordinator.answers.answer import End, Reason
 from coordinator.http.chat import ChatShape
 from coordinator.http.reply import Frame, streamed_reply
+from coordinator.http.schema import StreamOptions
 from coordinator.http.thoughts import PlainReader, ThoughtReader
 from coordinator.reception.output_processor import OutputChunk
 
 TEXTS = ["<think>", "so", "", "", "🙂", "</think>", "yes"]  # a character of three tokens is shown with the last
-FRAME = Frame("chatcmpl-1", "tiny", 7, True, False, False, "none", "f")
+FRAME = Frame("chatcmpl-1", "tiny", "f", 7, "none", token_ids=False, options=StreamOptions(include_usage=True))
 
 
 class Asking:
@@ -30,9 +31,9 @@ class Asking:
     async def scored_parts(self) -> AsyncIterator[tuple[int, list[OutputChunk]]]:
         (answer,) = self.streams[0].output.answers
         for place, text in enumerate(TEXTS):
-            answer.answered = place + 1
-            answer.end = End(Reason.LENGTH) if place == len(TEXTS) - 1 else None
-            yield 0, [OutputChunk(0, place, [place], [text])]
+            answer.answered, ended = place + 1, place == len(TEXTS) - 1
+            answer.end = End(Reason.LENGTH) if ended else None
+            yield 0, [OutputChunk(0, place, [place], [text], ended=ended)]
 
     def scored(self, prompt: int) -> None:
         """Nothing was asked for."""
@@ -41,22 +42,17 @@ class Asking:
         pass
 
 
-def shape() -> ChatShape:
-    return ChatShape(None, lambda: ThoughtReader(PlainReader(), inside=False))  # type: ignore[arg-type]
-
-
 async def events() -> list[Any]:
-    asking: Any = Asking()
-    said = [part async for part in streamed_reply(asking, shape(), FRAME)]
+    asking, texts = cast(Any, Asking()), cast(Any, None)
+    shape = ChatShape(texts, lambda: ThoughtReader(PlainReader(), inside=False))
+    said = [part async for part in streamed_reply(asking, shape, FRAME)]
     told = b"".join(said).decode().split("\n\n")
     return [json.loads(each.removeprefix("data: ")) for each in told if each and not each.endswith("[DONE]")]
 
 
 def test_tokens_that_show_no_text_yet_are_counted_and_not_told() -> None:
     told = asyncio.run(events())
-    whole = shape()
-    whole.whole(0, [OutputChunk(0, 0, list(range(len(TEXTS))), TEXTS)], None)
-    assert told[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == whole.thought == 4
+    assert told[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
     deltas = [choice["delta"] for each in told for choice in each["choices"]]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "so🙂"
     assert "".join(delta.get("content", "") for delta in deltas) == "yes"
