@@ -10,7 +10,6 @@ COUPLED = (f"{G}test_exact_masks.py::test_the_coupled_rule_says_what_plain_decod
 SLOW = f"{G}test_slow_grammars.py::test_"
 HALVES = (f"{G}test_kept_forms.py::test_no_answer_has_half_a_character_or_a_token_beyond_the_vocabulary",)
 FIT = (f"{G}test_kept_forms.py::test_answers_fit_their_form",)
-WRITTEN = (f"{G}test_kept_forms.py::test_a_choice_is_written_letter_by_letter",)
 SERVED = "tests/services/test_forms_served.py::test_"
 READ = (f"{G}test_readings.py",)
 BYTES = ("tests/unit/test_token_bytes.py",)
@@ -68,15 +67,6 @@ MASKS = [
             "mask(logits, [(0, matcher.masks(()))])",
             "pass",
             (f"{SERVED}vllm_s_words",),
-        ),
-    ),
-    *in_file(
-        "verify_service/grammars/compiling.py",
-        (
-            "choices are written in halves of characters",
-            "return json.dumps(text, ensure_ascii=False).replace",
-            "return json.dumps(text).replace",
-            WRITTEN,
         ),
     ),
     *in_file(

@@ -26,33 +26,24 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dspark.token_bytes import read_token_bytes
 from dspark.types import Constraint, ConstraintKind
-from verify_service.grammars.endless import ending
 from verify_service.grammars.expressions import inside, warm, whole
 from verify_service.grammars.matcher import SLOW_S
-from verify_service.grammars.mending import coded, mended
+from verify_service.grammars.mending import coded, mend
 from verify_service.grammars.readings import MOST, ways
 from verify_service.grammars.rewriting import rewritten
-from verify_service.grammars.schema import (
-    expressions_of,
-    grammars_of,
-    misshapen,
-    parts_of,
-    patterns_of,
-    schemas_of,
-    unkept,
-)
+from verify_service.grammars.schema import misshapen, parts_of, unkept
+from verify_service.grammars.serialized import drop_endless
 
 GRACE_S = 0.1  # a child that is about to end may do so by itself
 AMBIGUOUS = "it repeats repetitions with nothing between them: a text may be read in too many ways"
 MEMORY = 1 << 30  # address space of a child
 MAX_BYTES = 16 << 20  # of a compiled grammar
-_JSON = (ConstraintKind.JSON_SCHEMA, ConstraintKind.CHOICE, ConstraintKind.STRUCTURAL_TAG)
 MOST_SAID = 200  # characters of a refusal
 FOLLOWED, DOUBTED = 32, 8  # tokens of an answer, of a part that may be read in several ways
 SPACES = 16  # of white space between two parts of JSON: no answer is blank for ever
@@ -130,12 +121,13 @@ def _received(answer: socket.socket) -> tuple[float, float, Constraint]:
 
 def _answered(compiler: Any, constraint: Constraint) -> bytes:
     with tempfile.TemporaryFile() as said:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
-            refuse_unkept(constraint)
-            try_parts(compiler, constraint)
             os.dup2(said.fileno(), 2)  # where the compiler says what it leaves out
-            size: int = checked(compiled(compiler, constraint)).memory_size_bytes
+            grammar = grammar_of(constraint)
+            os.dup2(nowhere, 2)
+            try_parts(compiler, constraint)
+            size: int = checked(compiler.compile_grammar(grammar)).memory_size_bytes
         except RecursionError:
             return b"noit is nested too deeply"
         except (ValueError, RuntimeError, re.error, MemoryError) as error:  # found here, by the compiler
@@ -172,22 +164,14 @@ def _written(constraint: Constraint) -> Iterator[str]:
     """Of what may be read in many ways, what the compiler makes first; it says itself what it cannot read."""
     import xgrammar
 
-    regexes: Iterable[str] = ()
-    grammars: Iterable[str] = ()
-    match constraint.kind:
-        case ConstraintKind.REGEX:
-            regexes = [whole(constraint.text)]
-        case ConstraintKind.GRAMMAR:
-            grammars = [constraint.text]
-        case ConstraintKind.JSON_SCHEMA:
-            regexes = patterns_of(json.loads(constraint.text))
-        case ConstraintKind.STRUCTURAL_TAG:
-            form = _with_whole(json.loads(constraint.text))
-            regexes, grammars = patterns_of(form), grammars_of(form)
-    for make, texts in ((_of_expression, regexes), (xgrammar.Grammar.from_ebnf, grammars)):
-        for text in texts:
-            with contextlib.suppress(Exception):
-                yield make(text).serialize_json()
+    for part in parts_of(form_of(constraint)):
+        expressions = [part.get("pattern"), *(part.get("patternProperties") or ())]
+        grammar = part.get("grammar") if part.get("type") == "grammar" else None
+        for make, texts in ((_of_expression, expressions), (xgrammar.Grammar.from_ebnf, [grammar])):
+            for text in texts:
+                if isinstance(text, str):
+                    with contextlib.suppress(Exception):
+                        yield make(text).serialize_json()
 
 
 def checked(made: Any) -> Any:
@@ -220,45 +204,54 @@ def _follow(made: Any, longest: int) -> Iterator[tuple[float, bool]]:
             return
 
 
-def refuse_unkept(constraint: Constraint) -> None:
-    """Raises ValueError for what the compiler would leave out without a word, and for what no answer can be."""
-    if constraint.kind not in _JSON:
-        return
-    form = json.loads(constraint.text)
-    _characters(form)
-    if constraint.kind is ConstraintKind.CHOICE:
-        return
-    for schema in [form] if constraint.kind is ConstraintKind.JSON_SCHEMA else schemas_of(form):
-        if (problem := misshapen(schema) or unkept(rewritten(schema))) is not None:
-            raise ValueError(problem)
+def form_of(constraint: Constraint) -> Any:
+    """A constraint of any kind as a structural tag, with expressions as the compiler reads them. Raises ValueError."""
+    text, kind = constraint.text, constraint.kind
+    if kind is ConstraintKind.STRUCTURAL_TAG:
+        tag = json.loads(text)
+    else:
+        tag = {"type": "structural_tag", "format": _part(kind, text)}
+    _characters(tag)
+    for part in parts_of(tag, schemas=False):
+        if part.get("type") == "regex" and isinstance(part.get("pattern"), str):
+            part["pattern"] = whole(part["pattern"])
+    return tag
+
+
+def _part(kind: ConstraintKind, text: str) -> dict[str, Any]:
+    match kind:
+        case ConstraintKind.JSON_SCHEMA:
+            return {"type": "json_schema", "json_schema": json.loads(text), "max_whitespace_cnt": SPACES}
+        case ConstraintKind.JSON_OBJECT:
+            schema = {"type": "object", "additionalProperties": True}
+            return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": SPACES}
+        case ConstraintKind.CHOICE:
+            return {"type": "or", "elements": [{"type": "const_string", "value": each} for each in json.loads(text)]}
+        case ConstraintKind.REGEX:
+            return {"type": "regex", "pattern": text}
+    return {"type": "grammar", "grammar": text}
+
+
+def grammar_of(constraint: Constraint) -> Any:
+    """xgrammar's. Raises whatever says why not: what the compiler would leave out, and what no answer can be."""
+    import xgrammar
+
+    tag = form_of(constraint)
+    for part in parts_of(tag, schemas=False):
+        if "json_schema" in part:
+            schema = part["json_schema"]
+            if (problem := misshapen(schema) or unkept(schema := rewritten(schema))) is not None:
+                raise ValueError(problem)
+            part["json_schema"] = coded(schema)
+    told = json.loads(xgrammar.Grammar.from_structural_tag(json.dumps(tag)).serialize_json())
+    mend(told, lambda expression: json.loads(_of_expression(expression).serialize_json()))
+    drop_endless(told)  # looked at here: what is compiled has every repetition written out
+    return xgrammar.Grammar.deserialize_json(json.dumps(told))
 
 
 def compiled(compiler: Any, constraint: Constraint) -> Any:
-    """Raises whatever says why not."""
-    import xgrammar
-
-    text = constraint.text
-    match constraint.kind:
-        case ConstraintKind.JSON_SCHEMA:
-            schema = json.dumps(coded(rewritten(json.loads(text))))
-            made = xgrammar.Grammar.from_json_schema(schema, max_whitespace_cnt=SPACES)
-        case ConstraintKind.JSON_OBJECT:
-            made = xgrammar.Grammar.from_json_schema('{"type":"object"}', strict_mode=False, max_whitespace_cnt=SPACES)
-        case ConstraintKind.REGEX:
-            made = xgrammar.Grammar.from_regex(whole(text))
-        case ConstraintKind.GRAMMAR:
-            made = xgrammar.Grammar.from_ebnf(text)
-        case ConstraintKind.CHOICE:
-            made = xgrammar.Grammar.from_ebnf("root ::= " + " | ".join(map(_string, json.loads(text))))
-        case ConstraintKind.STRUCTURAL_TAG:
-            tag = _with_whole(json.loads(text))
-            for part in parts_of(tag, schemas=False):
-                if "json_schema" in part:
-                    part["json_schema"] = coded(rewritten(part["json_schema"]))
-            made = xgrammar.Grammar.from_structural_tag(json.dumps(tag))
-    written = mended(made.serialize_json(), lambda expression: _of_expression(expression).serialize_json())
-    written = ending(written)  # looked at here: what is compiled has every repetition written out
-    return compiler.compile_grammar(xgrammar.Grammar.deserialize_json(written))
+    """What matchers are made of. Raises as `grammar_of` does."""
+    return compiler.compile_grammar(grammar_of(constraint))
 
 
 def _of_expression(expression: str) -> Any:
@@ -268,24 +261,12 @@ def _of_expression(expression: str) -> Any:
     return xgrammar.Grammar.from_regex(inside(expression))
 
 
-def _with_whole(tag: Any) -> Any:
-    """The tag, with its expressions as the compiler reads them, in place."""
-    for part in expressions_of(tag):
-        part["pattern"] = whole(part["pattern"])
-    return tag
-
-
 def _characters(value: Any) -> None:
     """Raises ValueError for JSON with halves of characters: no answer has one."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"\\u{ord(error.object[error.start]):04x} is a lone surrogate, half of a character") from error
-
-
-def _string(text: str) -> str:
-    """As a grammar writes it: JSON's escapes, but for characters of two halves, which are written as they are."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _sentence(said: str) -> str:

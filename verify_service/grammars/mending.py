@@ -4,8 +4,6 @@ Classes of characters take no surrogates, which are halves of characters; texts 
 characters, which JSON has none of. Regular expressions of a schema are read as those that stand alone, and written as
 JSON writes them: what the compiler makes of them inside a schema takes too much where something optional ends in a
 repetition, `(-a+)?`, and takes characters that JSON escapes as they are.
-
-Of grammars as xgrammar serialises them: rules with an expression each, expressions as runs of numbers.
 """
 
 from __future__ import annotations
@@ -15,35 +13,32 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from verify_service.grammars.readings import BYTES, CHOICES, CLASS, EMPTY, REPEAT, RULE, SEQUENCE, STAR
 from verify_service.grammars.schema import walk
+from verify_service.grammars.serialized import Kind, expressions_of, put_expressions
 
-REGEX = 12  # a kind of expression
 # What a text of a bounded length is made of: all but quotes, backslashes and ends of lines.
 _BOUNDED = [1, 34, 34, 92, 92, 13, 13, 10, 10]
 _HALVES = (0xD800, 0xDFFF)
 _UNWRITTEN = ((0, 31), (34, 34), (92, 92))  # what JSON writes with a backslash
 
 
-def mended(written: str, of_expression: Callable[[str], str]) -> str:
-    """written: a grammar. of_expression: the grammar of a regular expression. Raises ValueError."""
-    told = json.loads(written)
-    made = _expressions(told)
+Told = dict[str, Any]
+
+
+def mend(told: Told, of_expression: Callable[[str], Told]) -> None:
+    """A grammar, in place. of_expression: the grammar of a regular expression. Raises ValueError."""
+    made = expressions_of(told)
     for place, (kind, parts) in enumerate(list(made)):
-        if kind == REGEX and parts[0]:  # inside a string of JSON
+        if kind == Kind.REGEX and parts[0]:  # inside a string of JSON
             expression = bytes.fromhex(bytes(parts[2:]).decode()).decode()
-            made += [(RULE, [_take(told, made, json.loads(of_expression(expression)))]), (SEQUENCE, [len(made)])]
-            made[place] = (CHOICES, [len(made) - 1])
-        elif kind in (CLASS, STAR):
+            made += [(Kind.RULE, [_take(told, made, of_expression(expression))]), (Kind.SEQUENCE, [len(made)])]
+            made[place] = (Kind.CHOICES, [len(made) - 1])
+        elif kind in (Kind.CLASS, Kind.STAR):
             made[place] = (kind, _without(parts, [_HALVES, *(_UNWRITTEN if parts == _BOUNDED else ())]))
-        elif kind == BYTES:
+        elif kind == Kind.BYTES:
             _whole(parts)
     _tell_keys(told["rules"], made)
-    data, begins = list[int](), list[int]()
-    for kind, parts in made:
-        begins.append(len(data))
-        data += [kind, len(parts), *parts]
-    return json.dumps({**told, "grammar_expr_data": data, "grammar_expr_indptr": begins})
+    put_expressions(told, made)
 
 
 def _tell_keys(rules: list[list[Any]], made: list[tuple[int, list[int]]]) -> None:
@@ -53,22 +48,22 @@ def _tell_keys(rules: list[list[Any]], made: list[tuple[int, list[int]]]) -> Non
     if not keys or "basic_string_sub" not in names:
         return
     rest, plain = names.index("basic_string_sub"), len(rules)
-    for choice in (choice for body in keys for choice in made[body][1] if made[choice][0] == SEQUENCE):
+    for choice in (choice for body in keys for choice in made[body][1] if made[choice][0] == Kind.SEQUENCE):
         for part in made[choice][1]:
             kind, parts = made[part]
-            if kind == CLASS and parts[0] and max(parts[1:], default=0) > 127:
+            if kind == Kind.CLASS and parts[0] and max(parts[1:], default=0) > 127:
                 # It stands for the bytes of characters: one of them in a name of the schema keeps all of them out.
                 made[part] = (kind, [*parts, 128, 0x10FFFF])
     for body in (rules[rest][1], *keys):
         kind, choices = made[body]
         kept = []
         for choice in choices:
-            parts = [made[part] for part in made[choice][1]] if made[choice][0] == SEQUENCE else []
-            if (BYTES, [92]) in parts:
+            parts = [made[part] for part in made[choice][1]] if made[choice][0] == Kind.SEQUENCE else []
+            if (Kind.BYTES, [92]) in parts:
                 continue
-            if (RULE, [rest]) in parts:
-                made += [(RULE, [plain]) if part == (RULE, [rest]) else part for part in parts]
-                made.append((SEQUENCE, list(range(len(made) - len(parts), len(made)))))
+            if (Kind.RULE, [rest]) in parts:
+                made += [(Kind.RULE, [plain]) if part == (Kind.RULE, [rest]) else part for part in parts]
+                made.append((Kind.SEQUENCE, list(range(len(made) - len(parts), len(made)))))
                 choice = len(made) - 1
             kept.append(choice)
         if body == rules[rest][1]:
@@ -92,28 +87,23 @@ def _code(expression: str) -> str:
     return "x" + expression.encode().hex()
 
 
-def _expressions(told: dict[str, Any]) -> list[tuple[int, list[int]]]:
-    data = told["grammar_expr_data"]
-    return [(data[at], data[at + 2 : at + 2 + data[at + 1]]) for at in told["grammar_expr_indptr"]]
-
-
-def _take(told: dict[str, Any], made: list[tuple[int, list[int]]], part: dict[str, Any]) -> int:
+def _take(told: Told, made: list[tuple[int, list[int]]], part: Told) -> int:
     """Adds the grammar of an expression inside a string of JSON; its first rule."""
     rules, at = len(told["rules"]), len(made)
-    for kind, parts in _expressions(part):
-        if kind in (RULE, REPEAT):
+    for kind, parts in expressions_of(part):
+        if kind in (Kind.RULE, Kind.REPEAT):
             parts = [parts[0] + rules, *parts[1:]]
-        elif kind in (SEQUENCE, CHOICES):
+        elif kind in (Kind.SEQUENCE, Kind.CHOICES):
             parts = [each + at for each in parts]
-        elif kind in (CLASS, STAR):
-            if kind == CLASS and not parts[0] and len(parts) == 3 and parts[1] == parts[2] < 128:
-                kind, parts = BYTES, _escaped(parts[1:2])
+        elif kind in (Kind.CLASS, Kind.STAR):
+            if kind == Kind.CLASS and not parts[0] and len(parts) == 3 and parts[1] == parts[2] < 128:
+                kind, parts = Kind.BYTES, _escaped(parts[1:2])
             else:
                 parts = _without(parts, [_HALVES, *_UNWRITTEN])
-        elif kind == BYTES:
+        elif kind == Kind.BYTES:
             _whole(parts)
             parts = _escaped(parts)
-        elif kind != EMPTY:
+        elif kind != Kind.EMPTY:
             raise ValueError("pattern with what looks ahead or behind is not supported")
         made.append((kind, parts))
     told["rules"] += [[f"{name} of {rules}", body + at, *rest] for name, body, *rest in part["rules"]]

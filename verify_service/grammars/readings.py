@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-BYTES, CLASS, STAR, EMPTY, RULE, SEQUENCE, CHOICES, REPEAT = 0, 1, 2, 3, 4, 5, 6, 8  # kinds of expressions
+from verify_service.grammars.serialized import Kind, expressions_of, put_expressions
+
 MOST = 256
 DEEPEST = 20_000  # rules inside rules, three calls each
 COUNTED, ENDLESS = 64, 4  # a repetition counts no more than so often, and so often where it has no bound
@@ -39,7 +40,7 @@ class _Grammar:
     def __init__(self, written: str) -> None:
         self._told = told = json.loads(written)
         self._doubts = dict[tuple[int, ...], None]()  # runs of expressions, in order
-        self._data, self._begins = told["grammar_expr_data"], told["grammar_expr_indptr"]
+        self._expressions = expressions_of(told)
         self._bodies = [rule[1] for rule in told["rules"]]
         self._root: int = told["root_rule_id"]
         self._rules = [_Bytes()] * len(self._bodies)
@@ -59,33 +60,26 @@ class _Grammar:
 
     def doubts(self) -> Iterator[str]:
         """What `ways` found to be read in several, each as if it were all of an answer."""
+        rules, body = self._told["rules"], len(self._expressions) + 1
+        rules = [*rules, ["in doubt", body, *rules[self._root][2:]]]  # a name that nobody can write
         for run in self._doubts:
-            data, begins = [*self._data, SEQUENCE, len(run), *run], [*self._begins, len(self._data)]
-            body = len(begins)
-            begins.append(len(data))
-            data += [CHOICES, 1, body - 1]
-            rules = self._told["rules"]
-            rules = [*rules, ["in doubt", body, *rules[self._root][2:]]]  # a name that nobody can write
-            changed = {"rules": rules, "grammar_expr_data": data, "grammar_expr_indptr": begins}
-            yield json.dumps({**self._told, **changed, "root_rule_id": len(rules) - 1})
-
-    def _parts(self, expression: int) -> tuple[int, Sequence[int]]:
-        at = self._begins[expression]
-        return self._data[at], self._data[at + 2 : at + 2 + self._data[at + 1]]
+            made = {**self._told, "rules": rules, "root_rule_id": len(rules) - 1}
+            put_expressions(made, [*self._expressions, (Kind.SEQUENCE, run), (Kind.CHOICES, [body - 1])])
+            yield json.dumps(made)
 
     def _bytes(self, expression: int) -> _Bytes:
         if expression in self._leaves:
             return self._leaves[expression]
-        kind, parts = self._parts(expression)
-        if kind in (BYTES, CLASS, STAR, EMPTY):
+        kind, parts = self._expressions[expression]
+        if kind in (Kind.BYTES, Kind.CLASS, Kind.STAR, Kind.EMPTY):
             return self._leaves.setdefault(expression, _leaf(kind, parts))
-        if kind == RULE:
+        if kind == Kind.RULE:
             return self._rules[parts[0]]
-        if kind == SEQUENCE:
+        if kind == Kind.SEQUENCE:
             return self._sequence([self._bytes(part) for part in parts])
-        if kind == CHOICES:
+        if kind == Kind.CHOICES:
             return self._choices(parts)
-        if kind == REPEAT:
+        if kind == Kind.REPEAT:
             rule, least, most = parts[:3]
             body = self._rules[rule]
             again = 0 if most == 1 or least == most else body.first
@@ -119,20 +113,20 @@ class _Grammar:
 
     def _lead(self, expression: int, deep: int = 4) -> tuple[int, ...]:
         """The bytes that it begins with in any case, or some of them."""
-        kind, parts = self._parts(expression)
-        if kind == BYTES:
+        kind, parts = self._expressions[expression]
+        if kind == Kind.BYTES:
             return tuple(parts)
-        if kind == RULE and deep:
+        if kind == Kind.RULE and deep:
             return self._lead(self._bodies[parts[0]], deep - 1)
-        if kind == CHOICES and len(parts) == 1:
+        if kind == Kind.CHOICES and len(parts) == 1:
             return self._lead(parts[0], deep)
-        if kind != SEQUENCE:
+        if kind != Kind.SEQUENCE:
             return ()
         made = list[int]()
         for part in parts:
-            if self._parts(part)[0] != BYTES:
+            if self._expressions[part][0] != Kind.BYTES:
                 return tuple(made) or self._lead(part, deep)
-            made += self._parts(part)[1]
+            made += self._expressions[part][1]
         return tuple(made)
 
     def _of_rule(self, rule: int) -> int:
@@ -143,20 +137,20 @@ class _Grammar:
 
     def _of(self, expression: int) -> int:
         """In how many ways at a time it may be read; 0 for a rule inside itself."""
-        kind, parts = self._parts(expression)
-        if kind == RULE:
+        kind, parts = self._expressions[expression]
+        if kind == Kind.RULE:
             return self._of_rule(parts[0])
-        if kind == REPEAT:
+        if kind == Kind.REPEAT:
             rule, _, most = parts[:3]
             body, once = self._rules[rule], max(self._of_rule(rule), 1)
             if most == 1 or not _doubtful(body, body.first):
                 return once
             self._doubts[expression,] = None
             return once * (ENDLESS if most < 0 else min(most, COUNTED))
-        if kind not in (SEQUENCE, CHOICES):
+        if kind not in (Kind.SEQUENCE, Kind.CHOICES):
             return 1
         each = [self._of(part) for part in parts]
-        if kind == SEQUENCE:
+        if kind == Kind.SEQUENCE:
             each = list(self._together(parts, each))
         return max([1, *each])
 
@@ -188,10 +182,10 @@ def _told_apart(words: Sequence[tuple[int, ...]]) -> bool:
 
 
 def _leaf(kind: int, parts: Sequence[int]) -> _Bytes:
-    if kind == BYTES:
+    if kind == Kind.BYTES:
         return _Bytes(not parts, 1 << parts[0] % 256 if parts else 0, 0, _union(1 << byte % 256 for byte in parts))
-    said = _class(parts) if kind != EMPTY else 0
-    return _Bytes(kind != CLASS, said, said if kind == STAR else 0, said)
+    said = _class(parts) if kind != Kind.EMPTY else 0
+    return _Bytes(kind != Kind.CLASS, said, said if kind == Kind.STAR else 0, said)
 
 
 def _union(sets: Iterable[int]) -> int:

@@ -104,35 +104,6 @@ def parts_of(form: Any, *, schemas: bool = True) -> Iterator[dict[str, Any]]:
                 waiting += parts
 
 
-def expressions_of(tag: Any) -> list[dict[str, Any]]:
-    """The parts of a structural tag that are regular expressions, by themselves and not of a schema."""
-    parts = parts_of(tag, schemas=False)
-    return [part for part in parts if part.get("type") == "regex" and isinstance(part.get("pattern"), str)]
-
-
-def grammars_of(tag: Any) -> Iterator[str]:
-    """The grammars of a structural tag."""
-    for part in parts_of(tag, schemas=False):
-        if part.get("type") == "grammar" and isinstance(part.get("grammar"), str):
-            yield part["grammar"]
-
-
-def patterns_of(form: Any) -> Iterator[str]:
-    """The regular expressions of a schema or a structural tag."""
-    for part in parts_of(form):
-        if isinstance(part.get("pattern"), str):
-            yield part["pattern"]
-        if isinstance(part.get("patternProperties"), dict):
-            yield from part["patternProperties"]
-
-
-def schemas_of(tag: Any) -> Iterator[Any]:
-    """The schemas inside a structural tag."""
-    for part in parts_of(tag, schemas=False):
-        if "json_schema" in part:
-            yield part["json_schema"]
-
-
 def walk(root: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """The schema, those inside it and those that it refers to, each with where it stands. What it is made of may be
     changed before the next."""

@@ -1,0 +1,76 @@
+"""Grammars as xgrammar serialises them: rules with an expression each, expressions as runs of numbers. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+class Kind(enum.IntEnum):
+    """Of an expression."""
+
+    BYTES = 0
+    CLASS = 1
+    STAR = 2
+    EMPTY = 3
+    RULE = 4
+    SEQUENCE = 5
+    CHOICES = 6
+    REPEAT = 8
+    REGEX = 12
+
+
+def expressions_of(told: dict[str, Any]) -> list[tuple[int, list[int]]]:
+    """(kind, parts) of each, by its number."""
+    data = told["grammar_expr_data"]
+    return [(data[at], data[at + 2 : at + 2 + data[at + 1]]) for at in told["grammar_expr_indptr"]]
+
+
+def put_expressions(told: dict[str, Any], made: Iterable[tuple[int, Sequence[int]]]) -> None:
+    """These in place of its own."""
+    data, begins = list[int](), list[int]()
+    for kind, parts in made:
+        begins.append(len(data))
+        data += [kind, len(parts), *parts]
+    told |= {"grammar_expr_data": data, "grammar_expr_indptr": begins}
+
+
+def drop_endless(told: dict[str, Any]) -> None:
+    """Takes out, in place, choices that no answer comes out of: each way on leads back before anything is complete.
+    Raises ValueError where no answer is finite."""
+    made, bodies = expressions_of(told), [rule[1] for rule in told["rules"]]
+    finite = set[int]()
+    users = defaultdict[int, set[int]](set)  # by rule that was not known to end, those that wait for it
+
+    def ended(rule: int, user: int) -> bool:
+        users[rule].add(user)
+        return rule in finite
+
+    def finishes(expression: int, user: int) -> bool:
+        kind, parts = made[expression]
+        if kind == Kind.RULE:
+            return ended(parts[0], user)
+        if kind == Kind.REPEAT:
+            return not parts[1] or ended(parts[0], user)
+        if kind == Kind.SEQUENCE:
+            return all(finishes(part, user) for part in parts)
+        return kind != Kind.CHOICES or any(finishes(part, user) for part in parts)
+
+    waiting = list(range(len(bodies)))
+    while waiting:
+        rule = waiting.pop()
+        if rule not in finite and finishes(bodies[rule], rule):
+            finite.add(rule)
+            waiting += users.pop(rule, ())
+    root = told["root_rule_id"]
+    if root not in finite:
+        raise ValueError("no answer ever ends as it asks for")
+    left = list(made)
+    for place, (kind, parts) in enumerate(made):
+        if kind == Kind.CHOICES:  # none: nobody comes there any more
+            left[place] = (kind, [part for part in parts if finishes(part, root)] or parts)
+        elif kind == Kind.REPEAT and parts[0] not in finite:
+            left[place] = (Kind.EMPTY, [])
+    put_expressions(told, left)
