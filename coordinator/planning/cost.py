@@ -13,7 +13,7 @@ in them say nothing of any.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +23,6 @@ from dspark.rounds.survival import Floats
 from dspark.runtime.cost_store import never_falling
 
 StepSeconds = Callable[[Floats], Floats]  # tokens in the step -> seconds, element by element
-Points = tuple[list[float], list[float], list[list[float]]]  # tokens, contexts, seconds by both
 DraftSeconds = Callable[[float, int], float]  # (sequences, slots) -> seconds of a pass
 
 LEAST_SECONDS = 1e-7  # a step is never free, so that rates stay finite
@@ -63,65 +62,24 @@ class CostCurve:
         self._more = np.zeros(len(contexts))
         if tokens_per_sequence and len(sequence_seconds) == len(contexts) and np.isfinite(sequence_seconds).all():
             self._more = np.maximum.accumulate(np.maximum(sequence_seconds, 0.0))
-        # What a step of these tokens takes without the sequences that fill it, never falling with tokens.
-        bare = np.maximum.accumulate(self._stairs - self._filled[:, None] * self._more, axis=0)
-        self._points: Points = (self._tokens.tolist(), self._contexts.tolist(), self._stairs.tolist())
-        self._without: list[list[float]] = bare.tolist()
-        self._each: list[float] = self._more.tolist()
+        self._column = functools.lru_cache(16)(self._read)  # a plan asks for a few of them many times
 
     def stairs(self, context: float, sequences: float = 0.0) -> StepSeconds:
         """Tokens -> seconds at one context length, as measured."""
-        grid = self._stairs
-        if sequences > 1.0 and self._more.any():
-            grid = np.maximum.accumulate(grid + self._spread(sequences), axis=0)
-        return self._read(grid, context)
-
-    def _spread(self, sequences: float) -> Floats:
-        """[t, c] seconds of sequences beyond those that the tokens fill."""
-        return np.maximum(sequences - self._filled, 0.0)[:, None] * self._more
-
-    def grid(self) -> tuple[list[int], list[int], list[float]]:
-        """Tokens, contexts and seconds, [tokens, contexts] in row-major order."""
-        measured = self._stairs[:-1].ravel().tolist()
-        return [int(t) for t in self._tokens[:-1]], [int(c) for c in self._contexts], measured
+        values = self._column(context, sequences)
+        return lambda tokens: np.maximum(np.interp(tokens, self._tokens, values), LEAST_SECONDS)
 
     def measured(self, tokens: float, context: float, sequences: float = 0.0) -> float:
         """What a step of this size took when the curve was measured."""
-        x, y, _ = self._points
-        right = min(max(bisect_left(x, tokens), 1), len(x) - 1)
-        above = min(max(bisect_left(y, context), 1), len(y) - 1) if len(y) > 1 else 0
-        share_y = min(max((context - y[above - 1]) / (y[above] - y[above - 1]), 0.0), 1.0) if above else 0.0
-        share_x = min(max((tokens - x[right - 1]) / (x[right] - x[right - 1]), 0.0), 1.0)
-        at = self._between(right, share_x, above, sequences)
-        return at if not above else (1.0 - share_y) * self._between(right, share_x, above - 1, sequences) + share_y * at
+        return float(np.interp(tokens, self._tokens, self._column(context, sequences)))
 
-    def _between(self, right: int, share: float, column: int, sequences: float) -> float:
-        """`stairs` at one context, between two sizes; without arrays, for it is asked for many times a round."""
-        grid = self._points[2]
-        low, high = grid[right - 1][column], grid[right][column]
-        if self._each[column] and sequences > 1.0:
-            low, high = self._shared(right - 1, column, sequences), self._shared(right, column, sequences)
-        return low + share * (high - low)
-
-    def _shared(self, row: int, column: int, sequences: float) -> float:
-        """One measured point, of so many sequences."""
-        sizes, _, grid = self._points
-        each, found = self._each[column], grid[row][column]
-        # The dearest of this size and smaller ones with so many sequences: of those that are not full, and of itself.
-        within = min(bisect_right(sizes, sequences * self._per_sequence) - 1, row)
-        return found if within < 0 else max(found, self._without[within][column] + each * sequences)
-
-    def _read(self, grid: Floats, context: float) -> StepSeconds:
-        x, values = self._tokens, self._at(grid, context)
-
-        def seconds(tokens: Floats) -> Floats:
-            step: Floats = np.maximum(np.interp(tokens, x, values), LEAST_SECONDS)
-            return step
-
-        return seconds
-
-    def _at(self, grid: Floats, context: float) -> Floats:
-        """One column of a grid, between two measured contexts a mixture of theirs."""
+    def _read(self, context: float, sequences: float) -> Floats:
+        """[t + 1] at one context, between two measured ones a mixture of theirs, with all that sequences beyond those
+        that the tokens fill take besides."""
+        grid = self._stairs
+        if sequences > 1.0 and self._more.any():
+            spread = np.maximum(sequences - self._filled, 0.0)[:, None] * self._more
+            grid = np.maximum.accumulate(grid + spread, axis=0)
         if len(self._contexts) == 1:
             return grid[:, 0]
         at = min(max(context, float(self._contexts[0])), float(self._contexts[-1]))
@@ -129,6 +87,11 @@ class CostCurve:
         share = (at - self._contexts[right - 1]) / (self._contexts[right] - self._contexts[right - 1])
         mixed: Floats = (1.0 - share) * grid[:, right - 1] + share * grid[:, right]
         return mixed
+
+    def grid(self) -> tuple[list[int], list[int], list[float]]:
+        """Tokens, contexts and seconds, [tokens, contexts] in row-major order."""
+        measured = self._stairs[:-1].ravel().tolist()
+        return [int(t) for t in self._tokens[:-1]], [int(c) for c in self._contexts], measured
 
 
 def _going_on(tokens: Floats, seconds: Floats) -> Floats:

@@ -185,7 +185,6 @@ class LanePlans:
                 [each.key for each in adaptive],
                 np.fromiter((each.weight for each in adaptive), np.float64, len(adaptive)),
                 self._context,
-                self.window,
                 cohorts=self._cohorts,
                 others=Others(
                     len(others),

@@ -21,7 +21,7 @@ import numpy as np
 
 from coordinator.planning.acceptance import AcceptanceEstimator
 from coordinator.planning.cost import CostCorrector
-from dspark.rounds.plan import NO_CAP, PLAIN, Plan, PlanKind, SequencePlan, Terms
+from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms
 from dspark.rounds.survival import Floats, Ints
 
 WINDOW = 384  # blocks that stand for those to come; a round of more counts whole
@@ -85,13 +85,13 @@ class Walk(NamedTuple):
     price: float  # what the last chosen one is compared by; infinite where none is
 
 
-def walk(compared: Floats, gained: Floats, worth: float, seconds: Floats, most: int = NO_CAP) -> Walk:
+def walk(compared: Floats, gained: Floats, worth: float, seconds: Floats) -> Walk:
     """compared: [m] what the verifier will compare with the price, descending; gained: [m] expected tokens of each;
-    worth: tokens without any; seconds: [m + 1] of a round with so many; most: of them that may be chosen."""
+    worth: tokens without any; seconds: [m + 1] of a round with so many."""
     brought = np.zeros(len(gained) + 1)
     np.cumsum(gained, out=brought[1:])
     rates = (worth + brought) / seconds
-    chosen = int(rates[: most + 1].argmax())
+    chosen = int(rates.argmax())
     return Walk(rates, seconds, chosen, float(compared[chosen - 1]) if chosen else float("inf"))
 
 
@@ -103,8 +103,6 @@ class PlannedLane:
     keys: Sequence[Hashable]  # [n]
     weight: Floats  # [n]
     context: float
-    window: int = 2
-    most_tokens: int = NO_CAP  # of a pass
     cohorts: tuple[int, ...] = (1, 2)  # to choose from
     others: Others = NOBODY
 
@@ -195,7 +193,7 @@ class Planner:
     def next(self, lane: PlannedLane) -> Plan:
         self._number, self._lane = self._number + 1, lane if len(lane.sequences) else None
         if not len(lane.sequences):
-            return Plan(self._number, PLAIN, 1, lane.window)
+            return Plan(self._number)
         plain, drafted = self._renewed(lane)
         best = max((plain, *drafted), key=lambda option: option.rate)
         kept = next((each for each in (plain, *drafted) if self._same(each)), best)
@@ -239,7 +237,7 @@ class Planner:
     def _renewed(self, lane: PlannedLane) -> tuple[_Option, list[_Option]]:
         """`_options`, not asked every time: on a small machine what plans take is missing where passes are computed."""
         near = lane.context // CONTEXT_STEP
-        of = (tuple(lane.keys), lane.weight.tobytes(), near, lane.most_tokens, lane.cohorts, lane.others)
+        of = (tuple(lane.keys), lane.weight.tobytes(), near, lane.cohorts, lane.others)
         self._news += PLAN
         if self._known is None or self._news > RENEWED * min(self._blocks, WINDOW) or of != self._known_of:
             self._known, self._known_of, self._news = self._options(lane), of, 0
@@ -268,7 +266,7 @@ class Planner:
         together, longest = len(lane.sequences) + lane.others.sequences, max(slots, lane.others.slots)
         drafting = len(lane.sequences) + lane.others.drafting
         seconds = self.cost.round_s(tokens + taken, lane.context, together, drafting, longest, cohorts)
-        return walk(compared, scale * gained, worth, seconds, int(max(lane.most_tokens - tokens, 0) / scale))
+        return walk(compared, scale * gained, worth, seconds)
 
     @property
     def curve(self) -> tuple[list[tuple[float, float]], float] | None:
@@ -306,18 +304,17 @@ class Planner:
 
     def _plan(self, lane: PlannedLane, chosen: _Option) -> Plan:
         if chosen.slots == 0:
-            return Plan(self._number, PLAIN, 1, lane.window)
+            return Plan(self._number)
         trust = {key: self.acceptance.trust(key) for key in set(lane.keys)}
         weights = [float(w) * trust[key] for w, key in zip(lane.weight, lane.keys, strict=True)]
-        cap = min(max(lane.most_tokens - len(weights), 0), NO_CAP)
-        terms = Terms(PlanKind.PRICE, chosen.slots, chosen.price, weights[0], cap)
+        terms = Terms(PlanKind.PRICE, chosen.slots, chosen.price, weights[0])
         others: Mapping[int, SequencePlan] = {
             number: SequencePlan(terms._replace(weight=weight))
             for number, weight in zip(lane.sequences, weights, strict=True)
             if weight != weights[0]
         }
         draft_s = self.cost.draft_s(len(weights) / chosen.cohorts, chosen.slots) + self.cost.hop.value
-        return Plan(self._number, terms, chosen.cohorts, lane.window, draft_s, others)
+        return Plan(self._number, terms, chosen.cohorts, draft_s=draft_s, sequences=others)
 
 
 _MIX, _MASK = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB), (1 << 64) - 1

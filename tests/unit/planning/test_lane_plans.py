@@ -272,7 +272,6 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(monkeypatch: pyt
         {"keys": ["d", "e"]},
         {"weight": np.array([1.0, 2.0])},
         {"context": 900.0},
-        {"most_tokens": 9},
         {"cohorts": (1,)},
         {"others": Others(1, 4.0, 3, 2.0, 1)},
         {"sequences": [1, 2, 3], "keys": ["d"] * 3, "weight": np.ones(3)},
