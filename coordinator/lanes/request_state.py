@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coordinator.answers.answer import Answer, End, RequestStats
 from coordinator.answers.output_queue import OutputSink
@@ -138,46 +138,31 @@ _GONE: dict[Why | None, tuple[RefusalReason, str]] = {
 }
 
 
+@dataclass(slots=True, eq=False)
 class Placed:
     """One sequence in a lane: how far it is, and who drafts for it. From `take` until it has left the lane."""
 
-    __slots__ = (
-        "admitted",
-        "drafter",
-        "epoch",
-        "fed",
-        "heard",
-        "key",
-        "leaving",
-        "not_before",
-        "number",
-        "prefilled",
-        "refused",
-        "round",
-        "rows_missing_since",
-        "settled_by",
-        "since",
-        "speculates",
-        "state",
-        "turn",
-    )
+    state: RequestState
+    number: int = field(init=False)
+    epoch: int = field(init=False)
+    round: int = 0  # of the next report
+    admitted: bool = False  # the verifier was told of it
+    prefilled: bool = False
+    speculates: bool = False
+    since: float = 0.0  # clock time: it was admitted
+    heard: float = 0.0  # clock time: its last report came
+    turn: int = 0  # among those whose prompts were asked for
+    drafter: int = 0  # whom plans name; 0: nobody
+    fed: bool = False  # a block of it came
+    key: int = 0  # drafter and bucket
+    not_before: float = 0.0  # clock time before which no drafter is looked for again
+    rows_missing_since: float | None = None
+    leaving: LifeEvent | None = None  # what becomes of it once it is settled
+    settled_by: float = 0.0  # clock time
+    refused: Refusal | None = None  # what the verifier said of it
 
-    def __init__(self, state: RequestState) -> None:
-        self.state, self.number, self.epoch = state, state.sequence.number, state.sequence.epoch
-        self.round = 0  # of the next report
-        self.admitted = False  # the verifier was told of it
-        self.prefilled = False
-        self.speculates = False
-        self.since = self.heard = 0.0  # clock times: it was admitted, its last report came
-        self.turn = 0  # among those whose prompts were asked for
-        self.drafter = 0  # whom plans name; 0: nobody
-        self.fed = False  # a block of it came
-        self.key = 0  # drafter and bucket
-        self.not_before = 0.0  # clock time before which no drafter is looked for again
-        self.rows_missing_since: float | None = None
-        self.leaving: LifeEvent | None = None  # what becomes of it once it is settled
-        self.settled_by = 0.0  # clock time
-        self.refused: Refusal | None = None  # what the verifier said of it
+    def __post_init__(self) -> None:
+        self.number, self.epoch = self.state.sequence.number, self.state.sequence.epoch
 
     @property
     def why_prefilled(self) -> str:
