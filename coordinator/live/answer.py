@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -71,9 +72,6 @@ async def prompt_of(api: Api, messages: Sequence[Turn], max_tokens: int) -> tupl
     return await beside(long, newest_that_fit, messages, room, encode)
 
 
-DIGITS = 4  # of shares and tokens; microseconds of spans
-
-
 class Speaker:
     """One answer, piece by piece."""
 
@@ -118,39 +116,11 @@ class Speaker:
         return f" {token}" if self._tokenizer is None else self._tokenizer.decode([token], skip_special=False)
 
     def _told(self, found: RoundExplanation) -> dict[str, Any]:
-        return {
-            "empty_because": found.empty_because,
-            "prefix": found.prefix,
-            "accepted": found.accepted,
-            "why": found.why,
-            "price": None if found.price is None else round(found.price, DIGITS),
-            "slots": [
-                {
-                    "id": slot.token_id,
-                    "text": self._alone(slot.token_id) if slot.token_id is not None else "",
-                    "confidence": round(slot.confidence, DIGITS),
-                    "survival": round(slot.survival, DIGITS),
-                    "gain": round(slot.gain, DIGITS),
-                    "fate": slot.fate,
-                }
-                for slot in found.slots
-            ],
-            "batch": batch(found),
-        }
-
-
-def batch(told: RoundExplanation) -> dict[str, Any]:
-    """The round of all answers that shared it; spans in milliseconds."""
-    return {
-        "answers": told.sequences,
-        "verified": told.step_verified,
-        "tokens": told.step_tokens,
-        "late": list(told.late),
-        "ms": {
-            part: round(getattr(told, f"{part}_ms"), 3)
-            for part in ("round", "draft", "draft_pass", "verify", "verify_pass")
-        },
-    }
+        """With a text for every drafted token that is told of."""
+        told = asdict(found)
+        for slot in told["slots"]:
+            slot["text"] = "" if slot["token_id"] is None else self._alone(slot["token_id"])
+        return told
 
 
 def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventStream:

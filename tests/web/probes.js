@@ -92,13 +92,13 @@ globalThis.probe = (() => {
       const { choose } = await import("/live/page/view.js");
       const answer = new Answer({}, {});
       document.getElementById("log").append(answer.node);
-      const ms = { round: 1, draft: 0, draft_pass: 0, verify: 0, verify_pass: 0 };
-      const slot = { id: 1, text, confidence: 0.5, survival: 0.5, gain: 0.5, fate: "rejected" };
+      const spans = { round_ms: 1, draft_ms: 0, draft_pass_ms: 0, verify_ms: 0, verify_pass_ms: 0 };
+      const slot = { token_id: 1, text, confidence: 0.5, survival: 0.5, gain: 0.5, fate: "rejected" };
       const told = { empty_because: text, prefix: 1, accepted: 0, why: "whole", price: null, slots: [slot] };
       answer.add({
         type: "round",
         tokens: [{ id: 1, text, origin: "corrected" }],
-        told: { ...told, batch: { answers: 1, verified: 1, tokens: 2, budget: null, late: [text], ms } },
+        told: { ...told, ...spans, sequences: 1, step_tokens: 2, late: [text] },
       });
       choose(answer, 0);
     },

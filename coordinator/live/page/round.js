@@ -23,13 +23,13 @@ export function showRound(round) {
     $("block").replaceChildren();
     return;
   }
-  say($("why"), `${explain(told)} ${shared(told.batch)}${late(told.batch)}`);
+  say($("why"), `${explain(told)} ${shared(told)}${late(told.late)}`);
   $("block").replaceChildren(table(told, round.tokens));
-  hops(told.batch.ms);
+  hops(told);
 }
 
-function late(batch) {
-  return batch.late.length ? ` Late: ${batch.late.join(", ")}.` : "";
+function late(names) {
+  return names.length ? ` Late: ${names.join(", ")}.` : "";
 }
 
 function table(told, tokens) {
@@ -71,7 +71,7 @@ function row(told, slot, place, least) {
     "tr",
     { "data-fate": slot.fate },
     el("td", { class: "n" }, String(place + 1)),
-    el("td", { class: "t" }, el("span", { class: "tok", "data-origin": slot.fate === "accepted" ? "drafted" : "plain" }, slot.id === null ? "…" : visible(slot.text))),
+    el("td", { class: "t" }, el("span", { class: "tok", "data-origin": slot.fate === "accepted" ? "drafted" : "plain" }, slot.token_id === null ? "…" : visible(slot.text))),
     el("td", { class: "c" }, percent(slot.confidence)),
     el("td", {}, cell),
     el("td", { class: "f" }, fate(slot.fate)),
@@ -98,13 +98,13 @@ function visible(text) {
   return text === "" ? "·" : text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/^ +/, (blanks) => "␣".repeat(blanks.length));
 }
 
-function hops(ms) {
+function hops(told) {
   const spans = {
-    draft_pass: ms.draft_pass,
-    draft_way: Math.max(ms.draft - ms.draft_pass, 0),
-    verify_pass: ms.verify_pass,
-    verify_way: Math.max(ms.verify - ms.verify_pass, 0),
-    rest: Math.max(ms.round - ms.draft - ms.verify, 0),
+    draft_pass: told.draft_pass_ms,
+    draft_way: Math.max(told.draft_ms - told.draft_pass_ms, 0),
+    verify_pass: told.verify_pass_ms,
+    verify_way: Math.max(told.verify_ms - told.verify_pass_ms, 0),
+    rest: Math.max(told.round_ms - told.draft_ms - told.verify_ms, 0),
   };
   const whole = Object.values(spans).reduce((sum, each) => sum + each, 0) || 1;
   $("hop-bar").replaceChildren(

@@ -9,10 +9,6 @@ const EMPTY = {
   late: "The drafter was late. The round did not wait any longer and went on without a draft.",
   drafter_late: "The drafter still owes an earlier reply, so it was not asked again.",
   drafter_lost: "The drafter was lost. The round went on without a draft.",
-  opening: "A drafter is making room for this answer; meanwhile the model decodes alone.",
-  opened: "A drafter has room and waits for the context; meanwhile the model decodes alone.",
-  resending: "The context is on its way to a drafter; meanwhile the model decodes alone.",
-  resting: "This answer rests from drafting: its drafts did not pay lately.",
   features_missing: "The drafter has not got all of the context yet, so there was no draft.",
   drafted_before: "A draft had been asked for at this very place before, and is not asked for twice.",
   out_of_pages: "The verifier was short of memory for a draft, so the model decoded alone.",
@@ -84,9 +80,9 @@ function outcome(told) {
 }
 
 /** Who shared the pass. */
-export function shared(batch) {
-  const others = batch.answers === 1 ? "This answer was alone in the pass" : `${batch.answers} answers shared the pass`;
-  return `${others}, of ${tokens(batch.tokens)}.`;
+export function shared(told) {
+  const others = told.sequences === 1 ? "This answer was alone in the pass" : `${told.sequences} answers shared the pass`;
+  return `${others}, of ${tokens(told.step_tokens)}.`;
 }
 
 const ENOUGH = 16; // tokens of an answer whose speed says something
