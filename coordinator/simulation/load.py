@@ -84,7 +84,7 @@ class SimulatedLoad:
         request = Request(f"r{number}", prompt, params, most, self._policy)
         log = CommitLog(prompt)
         answer = Answer(log, max_tokens=most)
-        tap = Tap(self._recorder, number, self._ended)
+        tap = Tap(self._recorder, self._ended)
         state = RequestState(request, SequenceLife(number + 1), answer, RequestStats(self._loop.time()), tap)
         try:
             self._admission.check(request)
@@ -92,7 +92,7 @@ class SimulatedLoad:
         except DsparkError:
             self.refused += self._recorder.inside(self._loop.time())
 
-    def _ended(self, _: int) -> None:
+    def _ended(self) -> None:
         """A user of a closed loop asks again; nobody does in an open one."""
         if self._scenario.concurrency and self._loop.time() < self._recorder.closes:
             self._loop.call_later(2 * self._scenario.hops.hop_s, self._ask)

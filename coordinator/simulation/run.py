@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinator.lanes.conduct import LaneContext
-from coordinator.lanes.facts import DrafterPort
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.monitor import Monitor
 from coordinator.queue.scheduler import QueueBounds, Scheduler
@@ -22,6 +19,7 @@ from coordinator.simulation.scenario import Scenario
 from coordinator.simulation.verifier import SimulatedVerifier
 from coordinator.simulation.virtual_loop import run_virtual
 from coordinator.simulation.world import KVShape, World
+from dspark.loadgen.summary import spread
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.oracle import SyntheticOracle
 
@@ -29,21 +27,21 @@ from dspark.synthetic.oracle import SyntheticOracle
 def simulate(scenario: Scenario) -> dict[str, Any]:
     """The numbers of one scenario; a pure function of it, but for `wall_s`. Runs in a loop of its own."""
     began = time.perf_counter()
-    found = run_virtual(_Cell(scenario).run())
+    found = run_virtual(_run(scenario))
     return {**found, "wall_s": round(time.perf_counter() - began, 2)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Marks:
+async def _run(scenario: Scenario) -> dict[str, Any]:
+    return await _Cell(scenario).run()
+
+
+class _Marks(NamedTuple):
     """Counters at one moment."""
 
-    verify_busy_s: list[float]
-    draft_busy_s: list[float]
-    coordinator_busy_s: list[float]
+    busy_s: dict[str, list[float]]  # by kind of process
     rounds: int
     committed: int
     verified: float
-    drafted: float
     cohorts: float
 
 
@@ -51,34 +49,36 @@ class _Cell:
     """Built inside the loop it runs in."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self._scenario = scenario
-        self._drafters: list[SimulatedDrafter] = []
-        self._verifiers: list[SimulatedVerifier] = []
-        self._lanes: list[Lane] = []
+        self._scenario, self._clock, self._metrics = scenario, asyncio.get_running_loop(), Metrics()
+        bounds = QueueBounds(max_running=max(scenario.concurrency, 1 << 20), max_queued=scenario.max_queued)
+        self._admission = Scheduler(bounds, self._clock, self._metrics)
         self._lost: list[str] = []  # why lanes ended
-
-    async def run(self) -> dict[str, Any]:
-        scenario, clock = self._scenario, asyncio.get_running_loop()
-        self._metrics = Metrics()
-        most = max(scenario.concurrency, 1 << 20)
-        bounds = QueueBounds(max_running=most, max_queued=scenario.max_queued)
-        admission = Scheduler(bounds, clock, self._metrics)
         kv = KVShape(scenario.kv_tokens // scenario.page_size, scenario.page_size, scenario.prefill_chunk)
-        pair = SyntheticPair(SyntheticOracle(scenario.spec))
-        self._world = World(pair, scenario.spec, scenario.hops, kv, scenario.cores)
-        self._processors = [Device(self._world.cores) for _ in range(scenario.coordinators)]
-        load: Counter[DrafterPort] = Counter()
-        self._open_lanes(admission, load)
+        world = World(SyntheticPair(SyntheticOracle(scenario.spec)), scenario.spec, scenario.hops, kv, scenario.cores)
+        self._shared = LaneContext(self._clock, self._metrics, Monitor(self._metrics), scenario.conduct)
+        self._processors = [Device(world.cores) for _ in range(scenario.coordinators)]
+        self._drafters = [SimulatedDrafter(world, f"draft/{n}", n + 1) for n in range(scenario.drafters)]
+        self._verifiers = [
+            SimulatedVerifier(world, f"verify/{n}", self._processors[n % scenario.coordinators], self._drafters)
+            for n in range(scenario.verifiers)
+        ]
+        self._lanes = [
+            Lane(verifier.facts, verifier, self._admission, self._shared, on_lost=self._lost.append)
+            for verifier in self._verifiers
+        ]
         for lane in self._lanes:
             for drafter in self._drafters:
                 lane.drafter_joined(drafter)
-            admission.lane_joined(lane)
+            self._admission.lane_joined(lane)
+
+    async def run(self) -> dict[str, Any]:
+        scenario, clock = self._scenario, self._clock
         for verifier, lane, at in zip(self._verifiers, self._lanes, scenario.verifiers_lost_s, strict=False):
-            clock.call_later(at, _lose_verifier, admission, lane, verifier)
+            clock.call_later(at, _lose_verifier, self._admission, lane, verifier)
         for drafter, at in zip(self._drafters, scenario.drafters_lost_s, strict=False):
-            clock.call_later(at, self._lose_drafter, drafter, load)
+            clock.call_later(at, self._lose_drafter, drafter)
         recorder = Recorder(scenario.warmup_s, scenario.warmup_s + scenario.window_s)
-        users = SimulatedLoad(scenario, admission, recorder)
+        users = SimulatedLoad(scenario, self._admission, recorder)
         asking = clock.create_task(users.run())
         await asyncio.sleep(recorder.opens - clock.time())
         before = self._marks()
@@ -89,42 +89,29 @@ class _Cell:
         asking.cancel()
         return self._said(recorder, users, before, after)
 
-    def _open_lanes(self, admission: Scheduler, load: Counter[DrafterPort]) -> None:
-        scenario, world, clock = self._scenario, self._world, asyncio.get_running_loop()
-        shared = LaneContext(clock, self._metrics, Monitor(self._metrics), scenario.conduct, load=load)
-        self._drafters = [SimulatedDrafter(world, f"draft/{n}", n + 1) for n in range(scenario.drafters)]
-        for number in range(scenario.verifiers):
-            processor = self._processors[number % scenario.coordinators]
-            verifier = SimulatedVerifier(world, f"verify/{number}", processor, self._drafters)
-            self._lanes.append(Lane(verifier.facts, verifier, admission, shared, on_lost=self._lane_failed))
-            self._verifiers.append(verifier)
-
-    def _lane_failed(self, why: str) -> None:
-        self._lost.append(why)
-
-    def _lose_drafter(self, drafter: SimulatedDrafter, load: Counter[DrafterPort]) -> None:
+    def _lose_drafter(self, drafter: SimulatedDrafter) -> None:
         drafter.lose()
         for lane in self._lanes:
             lane.drafter_left(drafter)
-        load.pop(drafter, None)
+        self._shared.load.pop(drafter, None)
 
     def _marks(self) -> _Marks:
         return _Marks(
-            [each.device.busy_until_now_s for each in self._verifiers],
-            [each.device.busy_until_now_s for each in self._drafters],
-            [each.busy_until_now_s for each in self._processors],
+            {
+                "verify": [each.device.busy_until_now_s for each in self._verifiers],
+                "draft": [each.device.busy_until_now_s for each in self._drafters],
+                "coordinator": [each.busy_until_now_s for each in self._processors],
+            },
             sum(lane.rounds for lane in self._lanes),
             sum(lane.committed_by_rounds for lane in self._lanes),
             self._metrics.value("spec_decode_num_verified_tokens_total"),
-            self._metrics.value("spec_decode_num_draft_tokens_total"),
             self._metrics.value("cohorts_total"),
         )
 
     def _said(self, recorder: Recorder, users: SimulatedLoad, before: _Marks, after: _Marks) -> dict[str, Any]:
         """The keys are those of `dspark bench` where they mean the same."""
         scenario, window = self._scenario, self._scenario.window_s
-        rounds, committed = after.rounds - before.rounds, after.committed - before.committed
-        verified = after.verified - before.verified
+        rounds, committed, verified, cohorts = (late - early for early, late in zip(before[1:], after[1:], strict=True))
         rates = sorted(recorder.rates)
         return {
             "series": scenario.policy,
@@ -143,16 +130,14 @@ class _Cell:
             "tok_s": round(recorder.tokens / window, 2),
             "tok_s_user": round(sum(rates) / len(rates), 2) if rates else 0.0,
             "tok_s_user_p10": round(rates[len(rates) // 10], 2) if rates else 0.0,
-            "ttft_ms": recorder.first.spread(),
-            "itl_ms": recorder.token.spread(),
-            "latency_ms": recorder.whole.spread(),
+            "ttft_ms": spread(recorder.first),
+            "itl_ms": spread(recorder.token),
+            "latency_ms": spread(recorder.whole),
             "tau": round(committed / rounds, 4) if rounds else None,
             "verified_per_token": round(verified / committed, 4) if committed else None,
             "budget": round(verified / rounds, 4) if rounds else None,
-            "cohort": round(rounds / max(after.cohorts - before.cohorts, 1), 2),
-            "verify_busy": _shares(before.verify_busy_s, after.verify_busy_s, window),
-            "draft_busy": _shares(before.draft_busy_s, after.draft_busy_s, window),
-            "coordinator_busy": _shares(before.coordinator_busy_s, after.coordinator_busy_s, window),
+            "cohort": round(rounds / max(cohorts, 1), 2),
+            **{f"{name}_busy": _shares(busy_s, after.busy_s[name], window) for name, busy_s in before.busy_s.items()},
         }
 
 

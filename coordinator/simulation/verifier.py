@@ -19,28 +19,8 @@ from coordinator.simulation.drafter import Answered, Key, SimulatedDrafter
 from coordinator.simulation.pages import Pages
 from coordinator.simulation.pair import SimulatedContext
 from coordinator.simulation.world import SimulatedWorker, World, curve_of
+from dspark.rounds import events
 from dspark.rounds.control import Admission, Down, DrafterAt, Listener, PassReport, Started, Timing, Up, Use
-from dspark.rounds.events import (
-    BlocksCame,
-    CallBackPrefill,
-    CloseAtDrafter,
-    DrafterEvent,
-    DrafterLost,
-    DrafterReady,
-    Drawn,
-    OpenAtDrafter,
-    PassEnded,
-    Prefill,
-    Prefilled,
-    PrefillRefused,
-    Released,
-    Report,
-    RunPass,
-    SendOrder,
-    SendRows,
-    Tick,
-    Told,
-)
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.orders import Waits
 from dspark.rounds.plan import Plan
@@ -99,16 +79,16 @@ class SimulatedVerifier(SimulatedWorker):
         self._news: list[Up] = []
         self._tick: Any = None
         self._carry_out: dict[type, Callable[[Any], object]] = {
-            Prefill: self._prefill,
-            CallBackPrefill: self._call_back,
-            OpenAtDrafter: self._open_at,
-            CloseAtDrafter: self._close_at,
-            SendRows: self._send_rows,
-            SendOrder: self._send_order,
-            RunPass: self._run,
-            Report: self._report,
-            Released: self._news.append,
-            DrafterEvent: self._drafter_event,
+            events.Prefill: self._prefill,
+            events.CallBackPrefill: self._call_back,
+            events.OpenAtDrafter: self._open_at,
+            events.CloseAtDrafter: self._close_at,
+            events.SendRows: self._send_rows,
+            events.SendOrder: self._send_order,
+            events.RunPass: self._run,
+            events.Report: self._report,
+            events.Released: self._news.append,
+            events.DrafterEvent: self._drafter_event,
         }
         spec = world.spec
         self.facts = VerifierFacts(
@@ -152,7 +132,7 @@ class SimulatedVerifier(SimulatedWorker):
             self._listener.lost(why)
 
     def _told(self, orders: Sequence[Down]) -> None:
-        told: list[Told | Plan] = []
+        told: list[events.Told | Plan] = []
         for each in orders:
             if isinstance(each, Admission):
                 held = SimulatedContext(each)
@@ -165,17 +145,17 @@ class SimulatedVerifier(SimulatedWorker):
                 told.append(each)
         self._feed(*told)
 
-    def _drafter_at(self, at: DrafterAt) -> list[DrafterLost]:
+    def _drafter_at(self, at: DrafterAt) -> list[events.DrafterLost]:
         known = self._numbered.get(at.drafter)
         if at.use is Use.GONE:
-            return [DrafterLost(at.drafter, "gone")] if known is not None else []
+            return [events.DrafterLost(at.drafter, "gone")] if known is not None else []
         for drafts in self._pool:
             if (drafts.facts.endpoint, drafts.facts.incarnation) == (at.endpoint, at.incarnation):
                 self._numbered[at.drafter] = drafts
-                drafts.users[self.facts.name] = partial(self._feed, DrafterLost(at.drafter))
+                drafts.users[self.facts.name] = partial(self._feed, events.DrafterLost(at.drafter))
         return []
 
-    def _feed(self, *told: Told | Plan) -> None:
+    def _feed(self, *told: events.Told | Plan) -> None:
         if self._closed:
             return
         for action in self._rounds.feed_all(told, self.world.loop.time()):
@@ -184,7 +164,7 @@ class SimulatedVerifier(SimulatedWorker):
         if self._tick is not None:
             self._tick.cancel()
         due = self._rounds.next_at()
-        self._tick = None if due is None else self.world.loop.call_at(due, self._feed, Tick())
+        self._tick = None if due is None else self.world.loop.call_at(due, self._feed, events.Tick())
 
     def _say(self) -> None:
         news, self._news[:] = tuple(self._news), []
@@ -210,28 +190,28 @@ class SimulatedVerifier(SimulatedWorker):
         """None, and the loop hears of it, when there is nobody."""
         drafts = self._numbered.get(drafter)
         if drafts is None or drafts.closed:
-            self.world.loop.call_soon(self._feed, DrafterLost(drafter))
+            self.world.loop.call_soon(self._feed, events.DrafterLost(drafter))
             return None
         return drafts
 
-    def _drafter_event(self, event: DrafterEvent) -> None:
+    def _drafter_event(self, event: events.DrafterEvent) -> None:
         """The stream to a drafter that was given up is ended, and what was opened there goes with it."""
         if event.what != "late" and event.drafter in self._numbered:
             self._numbered[event.drafter].forget_all(self.facts.name)
         self._news.append(event)
 
-    def _open_at(self, action: OpenAtDrafter) -> None:
+    def _open_at(self, action: events.OpenAtDrafter) -> None:
         drafts = self._there(action.drafter)
         if drafts is not None and drafts.full:
-            self._news.append(DrafterEvent(action.drafter, "full"))
+            self._news.append(events.DrafterEvent(action.drafter, "full"))
         elif drafts is not None:
             drafts.open(self._key(action.sequence, action.epoch))
 
-    def _close_at(self, action: CloseAtDrafter) -> None:
+    def _close_at(self, action: events.CloseAtDrafter) -> None:
         if action.drafter in self._numbered:
             self._numbered[action.drafter].forget(self._key(action.sequence, action.epoch))
 
-    def _send_rows(self, action: SendRows) -> None:
+    def _send_rows(self, action: events.SendRows) -> None:
         drafts = self._there(action.drafter)
         if drafts is None:
             return
@@ -239,12 +219,12 @@ class SimulatedVerifier(SimulatedWorker):
         def arrived() -> None:
             rows = drafts.take(self._key(action.sequence, action.epoch), action.start, action.stop)
             if rows is not None:
-                came = DrafterReady(action.drafter, action.sequence, action.epoch, rows)
+                came = events.DrafterReady(action.drafter, action.sequence, action.epoch, rows)
                 self.world.loop.call_later(self.world.hops.hop_s, self._feed, came)
 
         self.world.loop.call_later(self.world.hops.hop_s, arrived)
 
-    def _send_order(self, action: SendOrder) -> None:
+    def _send_order(self, action: events.SendOrder) -> None:
         drafts, now = self._there(action.drafter), self.world.loop.time()
         cohort = self._cohorts[self._rounds.plan.cohort(action.rows[0].sequence)]
         cohort.ordered_at = now if cohort.ordered_at is None else cohort.ordered_at
@@ -262,24 +242,24 @@ class SimulatedVerifier(SimulatedWorker):
                 self._blocks[row.sequence, row.epoch] = block.token_ids
             blocks = [block.confidence for block in said.blocks]
             why = ["" if block.token_ids else "rows missing" for block in said.blocks]
-            self._feed(BlocksCame(action.order, blocks, said.watermarks, why))
+            self._feed(events.BlocksCame(action.order, blocks, said.watermarks, why))
 
         held = [self.held.get((row.sequence, row.epoch)) for row in action.rows]
         drafts.order(self.facts.name, action, held, answered)
 
     # The device.
 
-    def _prefill(self, action: Prefill) -> None:
+    def _prefill(self, action: events.Prefill) -> None:
         self._line.append(_SimulatedPrompt(self.held[action.sequence, action.epoch]))
         self._pump()
 
-    def _call_back(self, action: CallBackPrefill) -> None:
+    def _call_back(self, action: events.CallBackPrefill) -> None:
         """Of a prompt that is in a pass its first token is as good as drawn."""
         for prompt in self._line:
             admit = prompt.held.admission.admit
             if (admit.sequence, admit.epoch) == (action.sequence, action.epoch):
                 self._line.remove(prompt)
-                self.world.loop.call_soon(self._feed, PrefillRefused(action.sequence, action.epoch))
+                self.world.loop.call_soon(self._feed, events.PrefillRefused(action.sequence, action.epoch))
                 return
 
     def _ride(self, budget: int, most: int) -> tuple[list[_SimulatedPrompt], float, int]:
@@ -299,18 +279,18 @@ class SimulatedVerifier(SimulatedWorker):
             prompt.seconds = seconds
         return done, seconds, tokens
 
-    def _prefilled(self, prompts: Sequence[_SimulatedPrompt]) -> list[Prefilled | PrefillRefused]:
-        told: list[Prefilled | PrefillRefused] = []
+    def _prefilled(self, prompts: Sequence[_SimulatedPrompt]) -> list[events.Prefilled | events.PrefillRefused]:
+        told: list[events.Prefilled | events.PrefillRefused] = []
         self._prompts.clear()
         for prompt in prompts:
             held, admit = prompt.held, prompt.held.admission.admit
             there = (admit.sequence, admit.epoch) in self.held  # else it was dropped meanwhile
             if not there or self.pages.grow(admit.sequence, admit.epoch, len(held.tokens), 0) is None:
-                told.append(PrefillRefused(admit.sequence, admit.epoch))
+                told.append(events.PrefillRefused(admit.sequence, admit.epoch))
                 continue
             token = self._pair.first(held)
             held.tokens.append(token)
-            told.append(Prefilled(admit.sequence, admit.epoch, token))
+            told.append(events.Prefilled(admit.sequence, admit.epoch, token))
             self._prompts[admit.sequence, admit.epoch] = prompt.seconds
         return told
 
@@ -340,7 +320,7 @@ class SimulatedVerifier(SimulatedWorker):
         self._pumping = False
         self._pump()
 
-    def _run(self, action: RunPass) -> None:
+    def _run(self, action: events.RunPass) -> None:
         self._running += 1
         rows = action.rows
         own = len(rows) + sum(row.prefix for row in rows)
@@ -360,11 +340,11 @@ class SimulatedVerifier(SimulatedWorker):
             if self._closed:
                 return
             self._passes[action.number] = (seconds, own + ridden, ridden, context)
-            self._feed(PassEnded(action.number, self._judge(action)), *self._prefilled(done))
+            self._feed(events.PassEnded(action.number, self._judge(action)), *self._prefilled(done))
 
         self.device.submit(begin, over, urgent=True)
 
-    def _judge(self, action: RunPass) -> list[Drawn]:
+    def _judge(self, action: events.RunPass) -> list[events.Drawn]:
         asked = []
         for row in action.rows:
             key = (row.sequence, row.epoch)
@@ -372,11 +352,11 @@ class SimulatedVerifier(SimulatedWorker):
         drawn = self._pair.judge(asked)
         for (held, _), tokens in zip(asked, drawn, strict=True):
             held.tokens.extend(tokens)
-        return [Drawn(tokens) for tokens in drawn]
+        return [events.Drawn(tokens) for tokens in drawn]
 
     # Up.
 
-    def _report(self, report: Report) -> None:
+    def _report(self, report: events.Report) -> None:
         first = report.rounds[0]
         if report.number == 0:
             seconds = self._prompts[first.sequence, first.epoch]

@@ -81,13 +81,13 @@ class SimulatedWorker:
     def closed(self) -> bool:
         return bool(self._closed)
 
-    def command(self, sequences: int, then: Callable[[], object], late_s: float = 0.0) -> None:
+    def command(self, sequences: int, then: Callable[[], object]) -> None:
         """Sends a command on its way; `then` follows when the host has read it. Half of its time is for the reply."""
 
         def arrived() -> None:
             self.serve(sequences, then)
 
-        self.world.loop.call_later(self.world.hops.hop_s + late_s, arrived)
+        self.world.loop.call_later(self.world.hops.hop_s, arrived)
 
     def serve(self, sequences: int, then: Callable[[], object]) -> None:
         """Half a command on the host, and what follows."""
