@@ -16,7 +16,7 @@ from coordinator.answers.answer import CommittedTokens, FirstCommit, Round
 from coordinator.answers.output_queue import Overfull
 from coordinator.lanes.members import Owner
 from coordinator.lanes.request_state import LifeEvent, RequestState
-from coordinator.lanes.round_learning import RoundCounts
+from coordinator.lanes.round_learning import JudgedRound, RoundCounts
 from dspark.errors import Overloaded, PeerError
 from dspark.rounds import control
 from dspark.rounds.events import RoundReport
@@ -104,16 +104,7 @@ class Commits:
         accepted = min(said.accepted, committed)
         stats.drafted += drafted
         stats.round(verified=verified, accepted=accepted, committed=committed)
-        self.counts.judged(
-            drafted,
-            verified,
-            said.accepted,
-            accepted,
-            why,
-            label=state.request.label,
-            committed=committed,
-            confidence=tuple(said.confidence[:verified]),
-        )
+        self.counts.judged(JudgedRound(said, accepted, committed, why, state.request.label))
         return self._finish(state, said, piece, at)
 
     def _finish(self, state: RequestState, said: RoundReport, piece: CommittedTokens, at: float) -> int:

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
+from typing import NamedTuple
 
 from coordinator.lanes.lane_drafters import LaneDrafters
 from coordinator.lanes.monitor import Monitor
 from coordinator.planning.lane_plans import Applied, LanePlans
+from dspark.rounds.events import RoundReport
 from dspark.runtime.telemetry import Metrics, observe_all
+
+
+class JudgedRound(NamedTuple):
+    """One answer's. accepted: of the slots that were, those that it had room for; committed: tokens that it took; why:
+    there was no block; label: of the request."""
+
+    said: RoundReport
+    accepted: int
+    committed: int
+    why: str = ""
+    label: str = ""
 
 
 class RoundCounts:
@@ -20,10 +34,7 @@ class RoundCounts:
         self._metrics = metrics
         self._tokens = 0
         self._gaps: list[float] = []
-        self._rounds: list[tuple[int, int, int, int]] = []
-        self._labelled: list[tuple[str, int, int, int]] = []
-        self._promised: list[tuple[float, ...]] = []  # confidences of verified slots
-        self._empty: list[str] = []
+        self._rounds: list[JudgedRound] = []
 
     def shown(self, tokens: int, gap_s: float | None) -> None:
         """Tokens of one answer were committed, so long after those before them; None: they are its first."""
@@ -31,29 +42,8 @@ class RoundCounts:
         if gap_s is not None:
             self._gaps.append(gap_s)
 
-    def judged(
-        self,
-        drafted: int,
-        verified: int,
-        judged: int,
-        accepted: int,
-        empty_because: str,
-        *,
-        label: str = "",
-        committed: int = 0,
-        confidence: tuple[float, ...] = (),
-    ) -> None:
-        """One sequence's round; of `judged` accepted slots the answer had room for `accepted`.
-
-        label: of the request. committed: tokens the round brought. confidence: of the slots that were verified.
-        """
-        self._rounds.append((drafted, verified, judged, accepted))
-        if confidence:
-            self._promised.append(confidence)
-        if label:
-            self._labelled.append((label, drafted, accepted, committed))
-        if not drafted:
-            self._empty.append(empty_because or "unspecified")
+    def judged(self, round: JudgedRound) -> None:
+        self._rounds.append(round)
 
     def tell(self) -> None:
         """To the metrics, once per kind of number."""
@@ -63,49 +53,45 @@ class RoundCounts:
             self._tokens = 0
         gaps, self._gaps = self._gaps, []
         observe_all(metrics.inter_token_latency, gaps)
-        if not self._rounds:
-            return
-        self._tell_labels()
-        promised, self._promised = self._promised, []
-        if promised:
-            metrics.num_expected_tokens.inc(sum(sum(accumulate(each, mul)) for each in promised))
         rounds, self._rounds = self._rounds, []
-        empty, self._empty = self._empty, []
-        metrics.rounds.inc(len(rounds))
-        for reason, count in Counter(empty).items():
-            metrics.empty_blocks.labels(reason=reason).inc(count)
-        observe_all(metrics.scheduled_verify_length, [each[1] for each in rounds])
-        drafts = [each for each in rounds if each[0]]
-        if not drafts:
+        if not rounds:
             return
-        drafted, verified, judged, accepted = (sum(column) for column in zip(*drafts, strict=True))
+        metrics.rounds.inc(len(rounds))
+        observe_all(metrics.scheduled_verify_length, [each.said.verified for each in rounds])
+        for reason, count in Counter(each.why or "unspecified" for each in rounds if not each.said.confidence).items():
+            metrics.empty_blocks.labels(reason=reason).inc(count)
+        for label in {each.label for each in rounds if each.label}:
+            self._tell_label(label, [each for each in rounds if each.label == label])
+        drafts = [each for each in rounds if each.said.confidence]
+        if drafts:
+            self._tell_drafts(drafts)
+
+    def _tell_drafts(self, drafts: Sequence[JudgedRound]) -> None:
+        metrics, said = self._metrics, [each.said for each in drafts]
+        drafted, verified = sum(len(each.confidence) for each in said), sum(each.verified for each in said)
+        judged, accepted = sum(each.accepted for each in said), sum(each.accepted for each in drafts)
+        metrics.num_expected_tokens.inc(
+            sum(sum(accumulate(each.confidence[: each.verified], mul)) for each in said if each.verified)
+        )
         metrics.num_drafts.inc(len(drafts))
         metrics.num_draft_tokens.inc(drafted)
         metrics.num_verified_tokens.inc(verified)
         metrics.num_accepted_tokens.inc(accepted)
-        reached = Counter(each[3] for each in drafts)
-        alive = len(drafts)
+        reached, alive = Counter(each.accepted for each in drafts), len(drafts)
         for slot in range(max(reached)):
             alive -= reached[slot]
             metrics.num_accepted_per_pos.labels(position=str(slot)).inc(alive)
-        for reason, count in (
-            ("not_verified", drafted - verified),
-            ("rejected", verified - judged),
-            ("cut", judged - accepted),
-        ):
+        wasted = {"not_verified": drafted - verified, "rejected": verified - judged, "cut": judged - accepted}
+        for reason, count in wasted.items():
             if count:
                 metrics.draft_wasted_tokens.labels(reason=reason).inc(count)
 
-    def _tell_labels(self) -> None:
-        labelled, self._labelled = self._labelled, []
-        for asked in {each[0] for each in labelled}:
-            name = self._metrics.bounded_label(asked)
-            mine = [each[1:] for each in labelled if each[0] == asked]
-            drafted, accepted, committed = (sum(column) for column in zip(*mine, strict=True))
-            self._metrics.label_rounds.labels(label=name).inc(sum(1 for each in mine if each[0]))
-            self._metrics.label_draft_tokens.labels(label=name).inc(drafted)
-            self._metrics.label_accepted_tokens.labels(label=name).inc(accepted)
-            self._metrics.label_generation_tokens.labels(label=name).inc(committed)
+    def _tell_label(self, label: str, mine: Sequence[JudgedRound]) -> None:
+        metrics, name = self._metrics, self._metrics.bounded_label(label)
+        metrics.label_rounds.labels(label=name).inc(sum(bool(each.said.confidence) for each in mine))
+        metrics.label_draft_tokens.labels(label=name).inc(sum(len(each.said.confidence) for each in mine))
+        metrics.label_accepted_tokens.labels(label=name).inc(sum(each.accepted for each in mine))
+        metrics.label_generation_tokens.labels(label=name).inc(sum(each.committed for each in mine))
 
 
 class Mode(enum.Enum):

@@ -5,19 +5,26 @@ from __future__ import annotations
 import pytest
 
 from coordinator.cells.control import LATENCIES, write_totals
-from coordinator.lanes.round_learning import RoundCounts
+from coordinator.lanes.round_learning import JudgedRound, RoundCounts
+from dspark.rounds.events import RoundReport
 from dspark.runtime import telemetry
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import control_pb2
 
 
+def judged(verified: int, kept: int, *, accepted: int, committed: int, label: str = "") -> JudgedRound:
+    """Of a block of four, all of them doubtful; of the slots that were kept the answer had room for `accepted`."""
+    said = RoundReport(1, 0, 1, 5, (3,) * (kept + 1), kept, verified, (0.5,) * 4)
+    return JudgedRound(said, accepted, committed, label=label)
+
+
 def test_labels_count_their_own_rounds() -> None:
     metrics = Metrics()
     counts = RoundCounts(metrics)
-    counts.judged(4, 4, 3, 3, "", label="code", committed=4, confidence=(0.9, 0.8, 0.5))
-    counts.judged(4, 2, 2, 0, "", label="prose", committed=1, confidence=(0.5, 0.5))
-    counts.judged(0, 0, 0, 0, "no_drafter", label="code", committed=1)
-    counts.judged(4, 4, 4, 4, "", committed=5, confidence=(1.0, 1.0, 1.0, 1.0))
+    counts.judged(judged(4, 3, accepted=3, committed=4, label="code"))
+    counts.judged(judged(2, 2, accepted=0, committed=1, label="prose"))
+    counts.judged(JudgedRound(RoundReport(1, 0, 1, 5, (3,)), 0, 1, "no_drafter", "code"))
+    counts.judged(judged(4, 4, accepted=4, committed=5))
     assert metrics.value("label_rounds_total", label="code") == 0, "not before they are told"
     counts.tell()
     assert metrics.value("label_rounds_total", label="code") == 1, "rounds with a draft"
@@ -32,11 +39,11 @@ def test_labels_count_their_own_rounds() -> None:
 def test_what_was_promised_is_the_sum_of_survivals_of_verified_slots() -> None:
     metrics = Metrics()
     counts = RoundCounts(metrics)
-    counts.judged(4, 3, 3, 1, "", confidence=(0.5, 0.5, 1.0))
+    counts.judged(judged(3, 3, accepted=1, committed=2))
     counts.tell()
-    assert metrics.value("spec_decode_num_expected_tokens_total") == pytest.approx(0.5 + 0.25 + 0.25)
+    assert metrics.value("spec_decode_num_expected_tokens_total") == pytest.approx(0.5 + 0.25 + 0.125)
     counts.tell()
-    assert metrics.value("spec_decode_num_expected_tokens_total") == pytest.approx(1.0), "told once"
+    assert metrics.value("spec_decode_num_expected_tokens_total") == pytest.approx(0.875), "told once"
 
 
 def test_labels_without_end_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
