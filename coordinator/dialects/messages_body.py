@@ -6,12 +6,11 @@ import json
 from collections.abc import Container
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from coordinator.dialects.telling import CommonFields, Translated, check_beyond, joined_texts, ours, string
 from coordinator.http.forms import BodyPart
 from coordinator.http.reply import Object
-from coordinator.http.schema import validated
 from coordinator.http.template import read_arguments
 from dspark.errors import InvalidRequest, Unsupported
 
@@ -99,12 +98,10 @@ class MessagesBody(CommonFields):
     metadata: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
 
-    @classmethod
-    def read(cls, content: bytes) -> Self:
-        """From JSON; InvalidRequest names the field."""
-        body = validated(cls, content)
-        check_beyond(body, _IDLE, _STORED)
-        return body
+    @model_validator(mode="after")
+    def _taken(self) -> Self:
+        check_beyond(self, _IDLE, _STORED)
+        return self
 
 
 class CountBody(MessagesBody):

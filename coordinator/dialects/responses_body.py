@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from coordinator.dialects.telling import CommonFields, Translated, check_beyond, joined_texts, ours, string
 from coordinator.http.forms import BodyPart
 from coordinator.http.reply import Object
-from coordinator.http.schema import StreamOptions, validated
+from coordinator.http.schema import StreamOptions
 from dspark.errors import InvalidRequest, Unsupported
 
 _NAMES = (
@@ -104,15 +104,13 @@ class ResponsesBody(CommonFields):
     safety_identifier: str | None = None
     user: str | None = None
 
-    @classmethod
-    def read(cls, content: bytes) -> Self:
-        """From JSON; InvalidRequest names the field."""
-        body = validated(cls, content)
-        check_beyond(body, _IDLE, _STORED)
-        for index, name in enumerate(body.include or ()):
+    @model_validator(mode="after")
+    def _taken(self) -> Self:
+        check_beyond(self, _IDLE, _STORED)
+        for index, name in enumerate(self.include or ()):
             if name not in _INCLUDED:
                 raise Unsupported(f"include[{index}]", f"{name[:100]!r} is not supported")
-        return body
+        return self
 
 
 def translated(body: ResponsesBody) -> Translated:

@@ -24,7 +24,7 @@ from coordinator.http.chat import AskedChat, read_chat
 from coordinator.http.errors import param_of
 from coordinator.http.forms import BodyPart, StructuredOutputs
 from coordinator.http.reply import MANY, Object, begin, respond, usage_of
-from coordinator.http.schema import ChatBody, SpeculationFields, beyond, not_taken
+from coordinator.http.schema import ChatBody, SpeculationFields, beyond, not_taken, validated
 from coordinator.http.thoughts import PlainReader, Reader
 from dspark.errors import InvalidRequest, Unsupported
 
@@ -133,7 +133,7 @@ class Writer(Protocol):
 async def translated_chat(api: Api, translated: Translated) -> tuple[ChatBody, AskedChat]:
     """The chat that a body stands for."""
     with translated.naming():
-        body = ChatBody.read(json.dumps(translated.fields).encode())
+        body = validated(ChatBody, json.dumps(translated.fields).encode())
         return body, await read_chat(api, body)
 
 

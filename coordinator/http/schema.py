@@ -10,10 +10,10 @@ import asyncio
 import functools
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -21,8 +21,6 @@ from starlette.requests import ClientDisconnect
 from coordinator.http.forms import BodyPart, ResponseFormat, StructuredOutputs
 from coordinator.http.tools import Choice, Tool
 from dspark.errors import InvalidRequest, RequestCancelled, Unsupported
-
-T = TypeVar("T", bound="Body")
 
 # Values that ask for nothing.
 _IDLE: dict[str, tuple[Any, ...]] = {
@@ -115,18 +113,16 @@ class Body(BaseModel):
     # Ours.
     speculation: SpeculationFields | None = None
 
-    @classmethod
-    def read(cls: type[T], content: bytes) -> T:
-        """A body from JSON; InvalidRequest names the field."""
-        body = validated(cls, content)
-        for name in beyond(body, _IDLE):
+    @model_validator(mode="after")
+    def _taken(self) -> Self:
+        for name in beyond(self, _IDLE):
             if name not in _LABELS:
                 raise not_taken(name, _IDLE)
-        if body.stream_options is not None and not body.stream:
+        if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options", "only beside stream")
-        if body.prompt_logprobs is not None and body.stream:
+        if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequest("prompt_logprobs", "not beside stream")
-        return body
+        return self
 
 
 def beyond(body: BaseModel, idle: Mapping[str, tuple[Any, ...]]) -> Iterator[str]:
@@ -146,7 +142,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def validated(kind: type[M], content: bytes) -> M:
-    """A body from JSON, its types checked; InvalidRequest names the field."""
+    """A body from JSON; InvalidRequest names the field."""
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
@@ -156,15 +152,6 @@ def validated(kind: type[M], content: bytes) -> M:
         at = max(range(len(paths)), key=lambda place: paths[place].count("."))
         field, problem = paths[at], str(errors[at]["msg"])
         raise InvalidRequest(field or "body", problem[:1].lower() + problem[1:300]) from None
-
-
-class StrictBody(BodyPart):
-    """A body that takes its own fields alone."""
-
-    @classmethod
-    def read(cls, content: bytes) -> Self:
-        """From JSON; InvalidRequest names the field."""
-        return validated(cls, content)
 
 
 class AtFirst(FailFast):
@@ -228,20 +215,10 @@ def _fields(kind: type[BaseModel]) -> frozenset[str]:
     return frozenset(names)
 
 
-class Readable(Protocol):
-    """A kind of body."""
-
-    @classmethod
-    def read(cls, content: bytes) -> Self:
-        """From JSON; InvalidRequest names the field."""
-
-
-R = TypeVar("R", bound=Readable)
-
 READ_S = 30.0
 
 
-async def read_body(request: Request, kind: type[R], most: int) -> R:
+async def read_body(request: Request, kind: type[M], most: int) -> M:
     """The body as `kind`, of `most` bytes; errors name what is wrong."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # A browser sends JSON to another origin only after asking, so pages from elsewhere cannot post here.
@@ -261,7 +238,7 @@ async def read_body(request: Request, kind: type[R], most: int) -> R:
         raise HTTPException(408, f"the body did not come within {READ_S:g} s") from None
     except ClientDisconnect:
         raise RequestCancelled("the client went away") from None
-    return kind.read(bytes(content))
+    return validated(kind, bytes(content))
 
 
 def _too_large(most: int) -> HTTPException:

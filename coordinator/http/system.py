@@ -14,7 +14,8 @@ from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.chat import read_prompt
 from coordinator.http.errors import UnknownModel
-from coordinator.http.schema import AtFirst, ChatBody, StrictBody, described_by, read_body
+from coordinator.http.forms import BodyPart
+from coordinator.http.schema import AtFirst, ChatBody, described_by, read_body
 from coordinator.reception.input_processor import LONG_IDS, decoded, encoded, prompt_bytes
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.errors import DsparkError, InvalidRequest, Unsupported
@@ -74,7 +75,7 @@ def routes(api: Api) -> APIRouter:
     return router
 
 
-class TokenizeBody(StrictBody):
+class TokenizeBody(BodyPart):
     """A prompt, or messages with what a chat takes for its template."""
 
     model: str | None = None
@@ -87,7 +88,7 @@ class TokenizeBody(StrictBody):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class DetokenizeBody(StrictBody):
+class DetokenizeBody(BodyPart):
     model: str | None = None
     tokens: Annotated[list[int], AtFirst()]
 

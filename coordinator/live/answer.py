@@ -12,7 +12,7 @@ from pydantic import Field
 from coordinator.answers.answer import CommittedTokens
 from coordinator.clock import beside
 from coordinator.http.api import Api
-from coordinator.http.schema import StrictBody
+from coordinator.http.forms import BodyPart
 from coordinator.http.stream import EventStream, event
 from coordinator.http.template import Turn, newest_that_fit
 from coordinator.reception.input_processor import LONG_TEXT, encoded_now
@@ -34,14 +34,14 @@ Rule = Literal["", "token", "block", "coupled"]
 Policy = Annotated[str, Field(max_length=40)]
 
 
-class Message(StrictBody):
+class Message(BodyPart):
     """A turn of a conversation."""
 
     role: Literal["system", "user", "assistant"]
     content: Annotated[str, Field(max_length=MAX_CONTENT)]
 
 
-class AnswerWish(StrictBody):
+class AnswerWish(BodyPart):
     """An answer to a conversation, its rounds explained. Nothing is kept of it: the page sends all of it each time."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]

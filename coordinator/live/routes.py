@@ -14,7 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from coordinator.http.api import Api
-from coordinator.http.schema import StrictBody, read_body
+from coordinator.http.forms import BodyPart
+from coordinator.http.schema import read_body
 from coordinator.http.stream import EventStream
 from coordinator.live.answer import MAX_TOKENS, AnswerWish, Policy, Rule, answer_events
 from coordinator.live.feed import BackgroundLoad, CellFeed
@@ -27,7 +28,7 @@ from dspark.rounds.policy import parse_policy
 LOAD_BYTES = 4096
 
 
-class LoadWish(StrictBody):
+class LoadWish(BodyPart):
     """Background streams, and how they are sped up."""
 
     streams: Annotated[int, Field(ge=0, le=1024)]

@@ -11,6 +11,7 @@ from coordinator.dialects.messages import MessageWriter
 from coordinator.dialects.responses import ResponseWriter
 from coordinator.dialects.responses_body import ResponsesBody
 from coordinator.http.calls import Part
+from coordinator.http.schema import validated
 
 USAGE = {
     "prompt_tokens": 1,
@@ -32,6 +33,6 @@ def test_arguments_that_cannot_be_told_as_json_stay_as_they_were_written(written
 
 
 def test_what_is_no_number_in_json_is_null_where_an_answer_says_it_again() -> None:
-    body = ResponsesBody.read(b'{"input": "x", "metadata": {"a": NaN, "b": 1e999}}')
+    body = validated(ResponsesBody, b'{"input": "x", "metadata": {"a": NaN, "b": 1e999}}')
     told = json.dumps(ResponseWriter(body, "resp_1", "tiny").whole(), allow_nan=False)
     assert json.loads(told)["metadata"] == {"a": None, "b": None}
