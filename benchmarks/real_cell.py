@@ -142,11 +142,11 @@ def _point(tokens: int, seconds: float, outcome: loop.Outcome) -> Point:
 def questions(scenario: Scenario) -> Iterator[Question]:
     """Requests 0, 1, 2, ... of the scenario."""
     for number in itertools.count():
-        wanted = shape(
+        prompt, most = shape(
             number,
             domains=min(len(scenario.spec.domains), scenario.spec.vocabulary),
             prompt=scenario.prompt_tokens,
             answer=scenario.answer_tokens,
             seed=scenario.seed,
         )
-        yield Question(wanted.prompt, max_tokens=wanted.answer_tokens)
+        yield Question(prompt, max_tokens=most)

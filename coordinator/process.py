@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,9 +125,8 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         await membership.announce(_static(config), wait_s=ANNOUNCE_WAIT_S + config.warm_up_s)
         await front.open_http(lambda api: _live(config, api, membership, admission))
         await shell.server.set_serving(True)
-        health = _Health(shell.server, admission)
-        health.change(membership.ready)
-        membership.on_serving = health.change
+        membership.on_serving = _health(shell.server, admission)
+        membership.on_serving(membership.ready)
     except BaseException:
         await membership.close()
         await shell.abandon()
@@ -153,18 +153,17 @@ def _live(config: CoordinatorConfig, api: Api, membership: Membership, admission
     return (live_routes(api, membership, admission, config.live_streams),)
 
 
-class _Health:
+def _health(server: GrpcServer, admission: Scheduler) -> Callable[[bool], None]:
     """Clients hear NOT_SERVING while no verifier is there; workers and operators find the process all the same."""
+    said = True
 
-    def __init__(self, server: GrpcServer, admission: Scheduler) -> None:
-        self._server, self._admission = server, admission
-        self._serving = True
+    def change(serving: bool) -> None:
+        nonlocal said
+        if serving != said and not admission.draining:
+            said = serving
+            server.say_serving(serving, GENERATION)
 
-    def change(self, serving: bool) -> None:
-        if serving == self._serving or self._admission.draining:
-            return
-        self._serving = serving
-        self._server.say_serving(serving, GENERATION)
+    return change
 
 
 def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:

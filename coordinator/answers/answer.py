@@ -10,8 +10,9 @@ The commit log says which token stands at which position: append-only, and the t
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import NamedTuple
 
 from dspark.rounds.bounds import kept
@@ -170,20 +171,16 @@ class RequestStats:
         """Of several answers: counts add up, and the first start and the last end count."""
         if len(stats) == 1:
             return stats[0]
-        whole = RequestStats(
+        return RequestStats(
             min(one.arrived for one in stats),
             min((one.placed for one in stats if one.placed is not None), default=None),
             min((one.first for one in stats if one.first is not None), default=None),
             max((one.ended for one in stats if one.ended is not None), default=None),
             sum(one.drafted for one in stats),
-            committed_by_rounds=sum(one.committed_by_rounds for one in stats),
+            _sums(one.verified_histogram for one in stats),
+            _sums(one.acceptance_histogram for one in stats),
+            sum(one.committed_by_rounds for one in stats),
         )
-        for one in stats:
-            for index, count in enumerate(one.verified_histogram):
-                _count(whole.verified_histogram, index, count)
-            for index, count in enumerate(one.acceptance_histogram):
-                _count(whole.acceptance_histogram, index, count)
-        return whole
 
     def round(self, *, verified: int, accepted: int, committed: int) -> None:
         """A judged round: slots verified, drafted tokens committed, tokens committed in all."""
@@ -227,7 +224,10 @@ class RequestStats:
         return self.ended if self.ended is not None else self.arrived
 
 
-def _count(histogram: list[int], index: int, by: int = 1) -> None:
-    if index >= len(histogram):
-        histogram.extend([0] * (index + 1 - len(histogram)))
-    histogram[index] += by
+def _sums(histograms: Iterable[list[int]]) -> list[int]:
+    return [sum(counts) for counts in zip_longest(*histograms, fillvalue=0)]
+
+
+def _count(histogram: list[int], index: int) -> None:
+    histogram += [0] * (index + 1 - len(histogram))
+    histogram[index] += 1

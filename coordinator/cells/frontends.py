@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import grpc
 import structlog
@@ -26,7 +26,7 @@ from dspark.errors import DsparkError, Expired, InvalidRequest, Overloaded, Peer
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc
 
-log = structlog.get_logger("dspark.attachment")
+log = structlog.get_logger("dspark.cell")
 
 MAX_UNSENT = 65_536  # parts of messages that wait for one front end to read: seconds of all a coordinator can commit
 MAX_ID = 128
@@ -52,16 +52,6 @@ class _Relay:
         self.to.over(self, error)
 
 
-@dataclass(slots=True)
-class _Unsent:
-    """The next message."""
-
-    commits: list[tuple[int, CommittedTokens]] = field(default_factory=list)
-    failed: list[frontend_pb2.Failed] = field(default_factory=list)
-    aborted: list[frontend_pb2.Aborted] = field(default_factory=list)
-    terms: frontend_pb2.Terms | None = None
-
-
 class FrontendConnection:
     """`hello` says who it is."""
 
@@ -69,7 +59,8 @@ class FrontendConnection:
         self.hello = hello
         self._cell, self._clock, self._metrics = cell, clock, metrics
         self._calls: dict[int, _Relay] = {}
-        self._unsent = _Unsent()
+        self._unsent = frontend_pb2.CellBatch()  # the next message, and the commits that go with it
+        self._commits: list[tuple[int, CommittedTokens]] = []
         self._news = asyncio.Event()
         self._messages, self._in_order = 0, cell_wire.InOrder(heard=1)  # the hello was the first
         self._terms: frontend_pb2.Terms | None = None
@@ -108,7 +99,7 @@ class FrontendConnection:
         for abort in batch.aborts:
             names = abort.request_ids[:MAX_ABORTS]
             running = [name for name in names if self._cell.admission.abort(name)]
-            self._unsent.aborted.append(frontend_pb2.Aborted(call=abort.call, request_ids=running))
+            self._unsent.aborted.add(call=abort.call, request_ids=running)
             self._told()
 
     def end(self) -> None:
@@ -128,7 +119,7 @@ class FrontendConnection:
     # What relays report.
 
     def said(self, number: int, piece: CommittedTokens) -> None:
-        self._unsent.commits.append((number, piece))
+        self._commits.append((number, piece))
         self._told()
 
     def over(self, relay: _Relay, error: Exception | None) -> None:
@@ -212,12 +203,12 @@ class FrontendConnection:
     def _told(self) -> None:
         """Something more waits; whoever does not read it is let go."""
         self._news.set()
-        unsent = self._unsent
-        if len(unsent.commits) + len(unsent.failed) + len(unsent.aborted) > MAX_UNSENT and not self._overran:
-            log.warning("frontend.not_read", name=self.hello.name, commits=len(unsent.commits))
-            self._metrics.dropped.labels(kind="commit", reason="not_read").inc(len(unsent.commits))
+        unsent, commits = self._unsent, self._commits
+        if len(commits) + len(unsent.failed) + len(unsent.aborted) > MAX_UNSENT and not self._overran:
+            log.warning("frontend.not_read", name=self.hello.name, commits=len(commits))
+            self._metrics.dropped.labels(kind="commit", reason="not_read").inc(len(commits))
             self._overran = True
-            self._unsent = _Unsent()
+            self._unsent, self._commits = frontend_pb2.CellBatch(), []
             self._clock.call_later(0.0, self.close)  # not now: a lane is in the middle of a verdict
 
     def _tell_terms(self) -> None:
@@ -229,22 +220,20 @@ class FrontendConnection:
         except Unavailable as error:
             terms = frontend_pb2.Terms(closed=str(error))
         if terms != self._terms:
-            self._terms = self._unsent.terms = terms
+            self._terms = terms
+            self._unsent.terms.CopyFrom(terms)
             self._news.set()
         self._refresh = self._clock.call_later(TERMS_S, self._tell_terms)
 
     def _collect(self) -> frontend_pb2.CellBatch:
-        unsent, self._unsent = self._unsent, _Unsent()
+        batch, self._unsent = self._unsent, frontend_pb2.CellBatch()
+        commits, self._commits = self._commits, []
         self._messages += 1
-        batch = frontend_pb2.CellBatch(
-            terms=unsent.terms, failed=unsent.failed, aborted=unsent.aborted, number=self._messages
-        )
-        cell_wire.write_commits(batch, unsent.commits)
+        batch.number = self._messages
+        cell_wire.write_commits(batch, commits)
         self._metrics.cell_batches.labels(direction="out").inc()
         return batch
 
-
-log = structlog.get_logger("dspark.cell")
 
 CELL = "dspark.wire.v1.Cell"
 HELLO_S = 5.0  # for a front end to say who it is

@@ -52,23 +52,21 @@ class Monitor:
 
     def trusts(self, version: str, params: SamplingParams) -> bool:
         """Whether drafts of a version may be verified under these parameters."""
-        known = self._versions.get(version)
-        return known is None or not known.why or params.greedy or params.rule is Rule.COUPLED
+        return not self._alarm(version) or params.greedy or params.rule is Rule.COUPLED
 
     def why_not(self, version: str) -> str:
         """A sentence about a version that is distrusted, for people; empty for the others."""
-        known = self._versions.get(version)
-        if known is None or not known.why:
-            return ""
-        return f"distrusted by the monitor ({known.why}): drafts under coupled and at temperature 0 only"
+        why = self._alarm(version)
+        return f"distrusted by the monitor ({why}): drafts under coupled and at temperature 0 only" if why else ""
 
     def distrusts_all(self, versions: Sequence[str]) -> bool:
         """Whether there are versions, and every one has had its alarm."""
-        for version in versions:
-            known = self._versions.get(version)
-            if known is None or not known.why:
-                return False
-        return bool(versions)
+        return bool(versions) and all(map(self._alarm, versions))
+
+    def _alarm(self, version: str) -> str:
+        """The statistic that raised it; empty for who is trusted."""
+        known = self._versions.get(version)
+        return known.why if known is not None else ""
 
     def observe(self, draws: Iterable[Draws]) -> None:
         """What verdicts told."""

@@ -86,8 +86,6 @@ class BackgroundLoad:
             stream.leave()
 
 
-log = structlog.get_logger("dspark.live")
-
 FRAME_S = 0.25
 LINGER_S = 5.0  # background streams outlast the last watcher by this: a page may be loaded again
 MAX_WATCHERS = 64

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass
 
 from coordinator.answers.answer import Answer, CommitLog, RequestStats
 from coordinator.lanes.request_state import RequestState, SequenceLife
@@ -22,18 +21,10 @@ from dspark.synthetic.oracle import mix_one
 from dspark.types import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class LoadShape:
-    """One request, but for what its tokens say."""
-
-    prompt: tuple[int, ...]
-    answer_tokens: int
-
-
-def shape(number: int, *, domains: int, prompt: Span, answer: Span, seed: int) -> LoadShape:
-    """Of request `number`; lengths are uniform over their spans."""
+def shape(number: int, *, domains: int, prompt: Span, answer: Span, seed: int) -> tuple[tuple[int, ...], int]:
+    """(prompt, tokens of the answer) of request `number`; lengths are uniform over their spans."""
     length = _length(prompt, number, 0, seed)
-    return LoadShape((number % domains, *(0,) * (length - 1)), _length(answer, number, 1, seed))
+    return (number % domains, *(0,) * (length - 1)), _length(answer, number, 1, seed)
 
 
 def _length(span: Span, number: int, purpose: int, seed: int) -> int:
@@ -72,14 +63,13 @@ class SimulatedLoad:
         number = self._asked
         self._asked += 1
         scenario = self._scenario
-        wanted = shape(
+        prompt, most = shape(
             number,
             domains=min(len(scenario.spec.domains), scenario.spec.vocabulary),
             prompt=scenario.prompt_tokens,
             answer=scenario.answer_tokens,
             seed=scenario.seed,
         )
-        prompt, most = wanted.prompt, wanted.answer_tokens
         params = SamplingParams(temperature=scenario.temperature, seed=scenario.seed + number)
         request = Request(f"r{number}", prompt, params, most, self._policy)
         log = CommitLog(prompt)
