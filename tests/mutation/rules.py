@@ -364,7 +364,7 @@ RULES = [
             "if alike.sum() < 0 else",
             ("tests/unit/planning/test_lane_plans.py",),
         ),
-        ("no drafted slot is ever worth it", "rates[: most + 1].argmax()", "rates[:1].argmax()", WALKED),
+        ("no drafted slot is ever worth it", "rates.argmax()", "rates[:1].argmax()", WALKED),
         (
             "a walk forgets what is drafted anyhow",
             "rates = (worth + brought) / seconds",
