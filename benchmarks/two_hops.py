@@ -26,7 +26,6 @@ from dspark.rounds.control import Admission, Down, DrafterAt, PassReport, Up
 from dspark.rounds.events import Acknowledged, Admit
 from dspark.rounds.plan import PLAIN, Plan, PlanKind, Terms
 from dspark.runtime.channel import WORKER_WATCH_MS, open_channel
-from dspark.runtime.telemetry import Metrics
 from dspark.types import Rule, SamplingParams
 from dspark.wire.v1 import draft_pb2_grpc, types_pb2, verify_pb2_grpc
 
@@ -180,9 +179,7 @@ async def _rounds(workers: SyntheticWorkers, setting: RoundSetting) -> AsyncIter
             channel,
             name="verify/0",
             incarnation=facts.incarnation,
-            vocab_size=facts.vocab_size,
             token=None,
-            metrics=Metrics(),
         )
         rounds = Acknowledges(port)
         terms = Terms(PlanKind.FIXED, its.block_size) if setting.drafts else PLAIN

@@ -18,7 +18,6 @@ from dspark.rounds.control import Admission, DrafterAt, Draining, PassReport, Re
 from dspark.rounds.events import Acknowledged, Admit, DrafterEvent, How, Release, Released
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms
 from dspark.runtime.channel import open_channel
-from dspark.runtime.telemetry import Metrics
 from dspark.types import SamplingParams, ScoredPrompt, ScoredToken
 
 DEADLINE_S = 60.0
@@ -172,16 +171,14 @@ class Conductor:
 
 @contextlib.asynccontextmanager
 async def conducting(
-    verifier: Any, plan: Plan, *, vocab_size: int = 0, token: str | None = None, tls: Any = None
+    verifier: Any, plan: Plan, *, token: str | None = None, tls: Any = None
 ) -> AsyncIterator[Conductor]:
     channel = open_channel(verifier.endpoint, tls=tls)
     port = ControlClient(
         channel,
         name="verify/0",
         incarnation=verifier.incarnation,
-        vocab_size=vocab_size or verifier.engine.target.vocab_size,
         token=token,
-        metrics=Metrics(),
     )
     conductor = Conductor(port, plan)
     try:

@@ -115,8 +115,7 @@ def read_commits(batch: frontend_pb2.CellBatch) -> Iterator[tuple[int, Committed
 def _read_started(one: frontend_pb2.Started) -> FirstCommit:
     scored = None
     if one.HasField("prompt_logprobs"):
-        told = one.prompt_logprobs
-        scored = codec.read_prompt_logprobs(told, len(told.logprobs) + 1, told.top)
+        scored = codec.read_prompt_logprobs(one.prompt_logprobs)
     return FirstCommit(one.queue_us / 1e6, one.cached_tokens, scored)
 
 

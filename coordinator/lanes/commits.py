@@ -67,8 +67,11 @@ class Commits:
             said, logprobs = said._replace(tokens=()), ()
         started = told.started or control.Started()
         problem = self.problem(state, said, logprobs)
-        if state.scores is not None and started.prompt_logprobs is None:
-            problem = "no log-probabilities of the prompt"
+        scored = started.prompt_logprobs if state.scores is not None else None
+        if state.scores is not None and (
+            scored is None or scored.top_ids.shape != (len(state.request.prompt) - 1, state.scores)
+        ):
+            problem = "no log-probabilities of the prompt as they were asked for"
         if problem is not None:
             return self._refuse(state, problem)
         state.sequence.apply(LifeEvent.PREFILLED)
@@ -76,7 +79,7 @@ class Commits:
         if state.stats.first is None:
             state.stats.first = at
             spared = min(max(started.cached_tokens, 0), len(state.request.prompt))
-            news = FirstCommit(state.stats.queue_s(), spared, started.prompt_logprobs)
+            news = FirstCommit(state.stats.queue_s(), spared, scored)
         piece = state.answer.take(said.tokens, logprobs, started=news)
         return self._finish(state, said, piece, at)
 

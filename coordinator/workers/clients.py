@@ -15,7 +15,6 @@ from coordinator.lanes.facts import DrafterFacts, VerifierFacts
 from coordinator.workers.control_client import ControlClient
 from dspark.rounds.control import Draining, Up
 from dspark.runtime.channel import auth_metadata
-from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc
 
 
@@ -31,26 +30,19 @@ class VerifierClient:
         facts: VerifierFacts,
         channel: grpc.aio.Channel,
         token: str | None,
-        metrics: Metrics,
         on_lost: Callable[[str], None],
         on_draining: Callable[[float], None],
     ) -> None:
         self.facts = facts
-        self._channel, self._token, self._metrics = channel, token, metrics
+        self._channel, self._token = channel, token
         self.on_lost, self.on_draining = on_lost, on_draining
         self.stream = self.open()
         self.stream.listen(self)
 
     def open(self) -> ControlClient:
         """A stream of its own: what comes through it is freed when it ends."""
-        return ControlClient(
-            self._channel,
-            name=self.facts.name,
-            incarnation=self.facts.incarnation,
-            vocab_size=self.facts.vocab_size,
-            token=self._token,
-            metrics=self._metrics,
-        )
+        facts = self.facts
+        return ControlClient(self._channel, name=facts.name, incarnation=facts.incarnation, token=self._token)
 
     def close(self, why: str) -> None:
         self.stream.close(why)

@@ -14,11 +14,9 @@ import grpc
 import structlog
 
 from dspark.errors import PeerError
-from dspark.rounds.control import Admission, Down, Listener, PassReport
-from dspark.rounds.events import How, Release, Released
+from dspark.rounds.control import Down, Listener
 from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import auth_metadata
-from dspark.runtime.telemetry import Metrics
 from dspark.wire.control_down import write_down
 from dspark.wire.control_up import read_up
 from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
@@ -38,17 +36,13 @@ class ControlClient:
         *,
         name: str,
         incarnation: int,
-        vocab_size: int,
         token: str | None,
-        metrics: Metrics,
     ) -> None:
-        self._name, self._incarnation, self._vocab_size = name, incarnation, vocab_size
-        self._metrics = metrics
+        self._name, self._incarnation = name, incarnation
         self._listener: Listener | None = None
         self._unsent: list[Down] = []
         self._more = asyncio.Event()
         self._lease_s: float | None = None  # known once the verifier has spoken
-        self._scored: dict[tuple[int, int], tuple[int, int]] = {}  # prompts to be scored: tokens, likeliest ones
         self._why_lost: str | None = None
         stub = verify_pb2_grpc.VerifyStub(channel)  # type: ignore[no-untyped-call]
         self._call = ending_as_told(stub.Control(self._messages(), metadata=auth_metadata(token)))
@@ -60,12 +54,6 @@ class ControlClient:
     def tell(self, orders: Sequence[Down]) -> None:
         if self._why_lost is not None:
             return
-        for each in orders:
-            if isinstance(each, Admission) and each.prompt_logprobs is not None:
-                at = (each.admit.sequence, each.admit.epoch)
-                self._scored[at] = (len(each.token_ids), each.prompt_logprobs)
-            elif isinstance(each, Release) and each.how is How.DROP:
-                self._scored.pop((each.sequence, each.epoch), None)
         self._unsent += orders
         self._more.set()
         if len(self._unsent) > MAX_UNSENT:
@@ -109,15 +97,7 @@ class ControlClient:
         if message.lease_ms:
             self._lease_s = message.lease_ms * 1e-3
             self._more.set()
-        news = read_up(message, lambda *at: self._scored.get(at))
-        for each in news:
-            if isinstance(each, PassReport):
-                for round in each.report.rounds:
-                    if max(round.tokens, default=0) >= self._vocab_size:
-                        raise PeerError(f"report.token_ids: one is not below the vocabulary size {self._vocab_size}")
-                    self._scored.pop((round.sequence, round.epoch), None)
-            elif isinstance(each, Released):
-                self._scored.pop((each.sequence, each.epoch), None)
+        news = read_up(message)
         if news and self._listener is not None:
             self._listener.heard(news)
 

@@ -208,7 +208,7 @@ class Membership:
                 self._admission.lane_left(lane)
             self._gone(worker, why)
 
-        client = VerifierClient(facts, channel, self._access.token, self._metrics, lost, partial(self._leaves, worker))
+        client = VerifierClient(facts, channel, self._access.token, lost, partial(self._leaves, worker))
         worker.hold(client)
         if (problem := await self._warm_verifier(worker, client) or self._unlike(facts)) is not None:
             return problem

@@ -164,11 +164,11 @@ def write_prompt_logprobs(told: ScoredPrompt) -> types_pb2.PromptLogprobs:
     )
 
 
-def read_prompt_logprobs(message: types_pb2.PromptLogprobs, tokens: int, top: int) -> ScoredPrompt:
-    """Of a prompt of so many tokens, with so many likeliest ones; PeerError when it is anything else."""
-    rows, columns = max(tokens - 1, 0), (message.logprobs, message.ranks, message.top_ids, message.top_logprobs)
-    if message.top != top or [len(each) for each in columns] != [rows, rows, rows * top, rows * top]:
-        raise PeerError(f"prompt_logprobs: columns do not fit {tokens} tokens and {top} likeliest ones")
+def read_prompt_logprobs(message: types_pb2.PromptLogprobs) -> ScoredPrompt:
+    """Raises PeerError when its columns do not fit each other."""
+    rows, top = len(message.logprobs), message.top
+    if [len(each) for each in (message.ranks, message.top_ids, message.top_logprobs)] != [rows, rows * top, rows * top]:
+        raise PeerError(f"prompt_logprobs: columns do not fit {rows} tokens and {top} likeliest ones")
     return ScoredPrompt(
         np.array(message.logprobs, np.float32),
         np.array(message.ranks, np.uint32),

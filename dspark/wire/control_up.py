@@ -29,16 +29,13 @@ def write_up(incarnation: int, news: Sequence[Up], lease_ms: int = 0) -> verify_
     )
 
 
-def read_up(message: verify_pb2.ControlUp, prompt_logprobs: Callable[[int, int], tuple[int, int] | None]) -> list[Up]:
-    """The news, in their sequence.
-
-    prompt_logprobs: of a sequence and epoch, its prompt's tokens and the likeliest ones asked for; None asked for none.
-    """
+def read_up(message: verify_pb2.ControlUp) -> list[Up]:
+    """The news, in their sequence."""
     told: list[Up] = []
     for news in message.news:
         match news.WhichOneof("news"):
             case "report":
-                told.append(_read_report(news.report, prompt_logprobs))
+                told.append(_read_report(news.report))
             case "released":
                 told.append(_read_released(news.released))
             case "refused":
@@ -109,9 +106,7 @@ def _started(started: Started) -> verify_pb2.PrefillStarted:
     )
 
 
-def _read_report(
-    message: verify_pb2.PassReport, prompt_logprobs: Callable[[int, int], tuple[int, int] | None]
-) -> PassReport:
+def _read_report(message: verify_pb2.PassReport) -> PassReport:
     rounds = _read_rounds(message)
     timing = Timing(message.forward_s, message.round_s, message.draft_s, message.waited_s)
     if not all(0.0 <= each < math.inf for each in (*timing, message.context)):
@@ -127,10 +122,9 @@ def _read_report(
     if message.HasField("started"):
         if len(rounds) != 1 or rounds[0].round != 0:
             raise PeerError("report.started: of what is no prefill")
-        asked = prompt_logprobs(rounds[0].sequence, rounds[0].epoch)
         scored = None
-        if asked is not None and message.started.HasField("prompt_logprobs"):
-            scored = codec.read_prompt_logprobs(message.started.prompt_logprobs, *asked)
+        if message.started.HasField("prompt_logprobs"):
+            scored = codec.read_prompt_logprobs(message.started.prompt_logprobs)
         started = Started(message.started.forward_s, message.started.cached_tokens, scored)
     return PassReport(
         Report(getattr(message, "pass"), message.plan, rounds),

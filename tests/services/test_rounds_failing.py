@@ -400,14 +400,6 @@ async def test_prompts_that_cannot_be_taken_are_refused_by_field(pair: str) -> N
 # Coordinators.
 
 
-async def test_a_coordinator_remembers_no_prompt_that_its_client_left(pair: str) -> None:
-    async with verifier(pair) as v, conducting(v, PLAN) as conductor:
-        answer = conductor.ask([5, 6], SAMPLED, 10, prompt_logprobs=3)
-        assert conductor.port._scored
-        conductor.leave(answer)
-        assert not conductor.port._scored
-
-
 class Raw:
     """A control stream, message by message."""
 

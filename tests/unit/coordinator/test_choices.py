@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 from fakes import answer_of
 from rounds_cell import RoundsCell, virtual
@@ -15,9 +16,9 @@ from coordinator.lanes.request_state import LifeState, RequestState
 from coordinator.queue.scheduler import QueueBounds
 from coordinator.requests.request import Request
 from dspark.errors import InvalidRequest, Overloaded, PeerError
-from dspark.rounds.control import Admission, PassReport, Up
+from dspark.rounds.control import Admission, PassReport, Started, Up
 from dspark.rounds.policy import Fixed
-from dspark.types import SamplingParams, ScoredToken
+from dspark.types import SamplingParams, ScoredPrompt, ScoredToken
 
 
 def ask(cell: RoundsCell, choices: int, name: str = "r", max_tokens: int = 8, **params: Any) -> list[RequestState]:
@@ -115,6 +116,24 @@ async def test_a_verdict_whose_log_probabilities_are_not_its_tokens_fails_the_re
     with pytest.raises(PeerError, match="log-probabilit"):
         await read(states)
     assert states[0].answer.log.answered == 1
+
+
+@pytest.mark.parametrize(
+    "scored", [ScoredPrompt.joined((), 1), ScoredPrompt(*[np.ones(1)] * 2, *[np.ones((1, 2))] * 2)]
+)
+@virtual
+async def test_a_prompt_that_is_scored_otherwise_than_it_was_asked_for_fails_the_request(scored: ScoredPrompt) -> None:
+    cell = RoundsCell()
+    began = Started(prompt_logprobs=scored)
+    cell.port.tampers = lambda news: [
+        each._replace(started=began) if isinstance(each, PassReport) and each.started else each for each in news
+    ]
+    states = cell.submit(Request("scored", (5, 6), SamplingParams(0.0), 8, Fixed(3), prompt_logprobs=1))
+    other = ask(cell, 1, "plain")
+    await cell.finish(*states, *other)
+    with pytest.raises(PeerError, match="of the prompt"):
+        await read(states)
+    assert other[0].answer.log.answered == 8, "whoever asked for none is told of none"
 
 
 def test_numbers_of_several_answers_add_up() -> None:
