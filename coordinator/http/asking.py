@@ -8,7 +8,6 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.answers.answer import CommittedTokens
 from coordinator.http.api import Api
 from coordinator.http.forms import Form, form_of
 from coordinator.http.schema import Body
@@ -102,15 +101,11 @@ class Scored:
 
 
 class Asking:
-    """All prompts of one HTTP request. `leave` it in any case: that frees whatever has not ended.
+    """All prompts of one HTTP request. `leave` it in any case: that frees whatever has not ended."""
 
-    pieces: everything that came, per prompt, where `record` asks for it.
-    """
-
-    def __init__(self, record: bool, names: Mapping[str, str]) -> None:
+    def __init__(self, names: Mapping[str, str]) -> None:
         self.streams: list[ResponseStream] = []
-        self.pieces: list[list[CommittedTokens]] = []
-        self._record, self._names = record, names
+        self._names = names
 
     @staticmethod
     async def begin(
@@ -124,10 +119,10 @@ class Asking:
         record: bool = False,
     ) -> Asking:
         """Takes all prompts in, or none. names: what fields of the gRPC interface are called in the body. trace: the
-        caller's W3C trace context."""
+        caller's W3C trace context. record: answers keep the steps that they were made in."""
         if len(prompts) > MAX_PROMPTS:
             raise InvalidRequest("text", f"{len(prompts)} prompts, at most {MAX_PROMPTS} are allowed")
-        asking = Asking(record, names)
+        asking = Asking(names)
         try:
             for index, prompt in enumerate(prompts):
                 message = write_request(prompt, options)
@@ -135,7 +130,8 @@ class Asking:
                 message.traceparent = trace
                 begun = await api.processor.accept(message)
                 asking.streams.append(begun)
-                asking.pieces.append([])
+                for answer in begun.output.answers if record else ():
+                    answer.steps = []
         except BaseException as error:
             asking.leave()
             raise asking.renamed(error) from None
@@ -146,14 +142,14 @@ class Asking:
         if len(self.streams) == 1:
             only = self.streams[0]
             while not only.done:
-                yield 0, await self._next(0, only)
+                yield 0, await self._next(only)
             return
         arrived: asyncio.Queue[tuple[int, list[OutputChunk]] | Exception | None] = asyncio.Queue(len(self.streams))
 
         async def forward(index: int, stream: ResponseStream) -> None:
             try:
                 while not stream.done:
-                    await arrived.put((index, await self._next(index, stream)))
+                    await arrived.put((index, await self._next(stream)))
                 await arrived.put(None)
             except Exception as error:
                 await arrived.put(error)
@@ -191,14 +187,11 @@ class Asking:
                 for each in held.pop(prompt):
                     yield prompt, each
 
-    async def _next(self, index: int, stream: ResponseStream) -> list[OutputChunk]:
+    async def _next(self, stream: ResponseStream) -> list[OutputChunk]:
         try:
-            parts = await stream.parts()
+            return await stream.parts()
         except InvalidRequest as error:  # a form that the verifier cannot keep
             raise self.renamed(error) from None
-        if self._record:
-            self.pieces[index] += [piece for piece, _ in stream.pieces]
-        return parts
 
     def renamed(self, error: BaseException) -> BaseException:
         """Under the name that the body has for the field."""

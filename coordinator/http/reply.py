@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 from fastapi import Request
 from starlette.responses import Response
 
-from coordinator.answers.answer import CommittedTokens, RequestStats
+from coordinator.answers.answer import RequestStats
 from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import Asking, Prompt, Scored, new_id
@@ -39,12 +39,7 @@ def metrics_of(asking: Asking, block_size: int, *, detailed: bool) -> dict[str, 
     """Of all answers together. block_size: slots of a full block."""
     answers = [answer for stream in asking.streams for answer in stream.output.answers]
     stats = RequestStats.together([answer.stats for answer in answers])
-    steps = [
-        step
-        for pieces, stream in zip(asking.pieces, asking.streams, strict=True)
-        for answer in stream.output.answers
-        for step in _steps(pieces, answer)
-    ]
+    steps = [step for answer in answers for step in answer.steps or ()]
     by_length: dict[int, list[int]] = {}
     for drafted, accepted in steps:
         counts = by_length.setdefault(drafted, [0] * (drafted + 1))
@@ -74,19 +69,6 @@ def metrics_of(asking: Asking, block_size: int, *, detailed: bool) -> dict[str, 
         "mean_itl_ms": 1e3 * per_token_s(answers),
         "tokens_per_second": said / stats.total_s() if stats.total_s() else 0.0,
     }
-
-
-def _steps(pieces: Iterable[CommittedTokens], answer: AnswerOutput) -> list[tuple[int, int]]:
-    """(drafted tokens verified, of these shown) per round of one answer, in order."""
-    left, steps = answer.answered, list[tuple[int, int]]()
-    for piece in pieces:
-        if piece.index != answer.index or left <= 0:
-            continue
-        kept = min(len(piece.tokens), left)
-        left -= kept
-        if piece.round is not None:
-            steps.append((piece.round.verified, min(piece.round.accepted, kept)))
-    return steps
 
 
 def _padded(histogram: list[int], length: int) -> list[int]:

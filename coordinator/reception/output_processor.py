@@ -93,6 +93,7 @@ class AnswerOutput:
         self.cached_tokens = 0
         self.prompt_logprobs: ScoredPrompt | None = None
         self.stats = RequestStats(arrived)
+        self.steps: list[tuple[int, int]] | None = None  # (drafted tokens verified, of these shown) of each round
         self._text = text
         self._stops = StopStrings(request.stops, show_match=request.show_stop)
         self._show_stop, self._min_tokens = request.show_stop, request.params.min_tokens
@@ -155,7 +156,10 @@ class AnswerOutput:
             stats.first = at
         if piece.round is not None:
             stats.drafted += piece.round.drafted
-            stats.round(verified=piece.round.verified, accepted=min(piece.round.accepted, kept), committed=kept)
+            verified, accepted = piece.round.verified, min(piece.round.accepted, kept)
+            stats.round(verified=verified, accepted=accepted, committed=kept)
+            if self.steps is not None and kept:
+                self.steps.append((verified, accepted))
 
 
 class OutputProcessor:
