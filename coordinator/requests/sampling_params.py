@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection
+from typing import Any
 
 from dspark.errors import InvalidRequest, PeerError
 from dspark.types import (
@@ -53,17 +54,11 @@ def read_sampling_params(
     """Those of the first answer; the others differ in `choice` alone."""
     params = message.sampling_params
     min_tokens = _min_tokens(params, max_tokens, stop_ids, vocab_size)
-    numbers = _numbers(params)
     return SamplingParams(
-        temperature=numbers["temperature"],
-        top_p=numbers["top_p"],
+        **_numbers(params),
         top_k=params.top_k,
         seed=params.seed if params.HasField("seed") else draw_seed(),
         rule=rule,
-        min_p=numbers["min_p"],
-        repetition_penalty=numbers["repetition_penalty"],
-        presence_penalty=numbers["presence_penalty"],
-        frequency_penalty=numbers["frequency_penalty"],
         logit_bias=_bias(params, vocab_size),
         min_tokens=min_tokens,
         stop_token_ids=tuple(sorted(stop_ids)) if min_tokens else (),
@@ -82,7 +77,7 @@ def read_choices(params: generate_pb2.SamplingParams) -> int:
     return params.n
 
 
-def _numbers(params: generate_pb2.SamplingParams) -> dict[str, float]:
+def _numbers(params: generate_pb2.SamplingParams) -> dict[str, Any]:
     """Every field of `_NUMBERS`."""
     found = {}
     for name, (default, fits, range_) in _NUMBERS.items():

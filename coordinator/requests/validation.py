@@ -61,10 +61,10 @@ class Limits:
 
 def check_head(message: generate_pb2.GenerateRequest, has_tokenizer: bool) -> None:
     """Everything that can be refused before the prompt is looked at."""
-    if len(message.request_id) > MAX_ID:
-        raise InvalidRequest("request_id", f"{len(message.request_id)} characters, at most {MAX_ID} are allowed")
-    if len(message.cache_salt) > MAX_ID:
-        raise InvalidRequest("cache_salt", f"{len(message.cache_salt)} characters, at most {MAX_ID} are allowed")
+    names = {"request_id": message.request_id, "cache_salt": message.cache_salt}
+    for field, name in (names | {"speculation.drafter": message.speculation.drafter}).items():
+        if len(name) > MAX_ID:
+            raise InvalidRequest(field, f"{len(name)} characters, at most {MAX_ID} are allowed")
     if not LABEL.fullmatch(message.label):
         raise InvalidRequest("label", f"{message.label[:40]!r} is not of letters, digits and ._- up to 32")
     kind = message.WhichOneof("input")
@@ -74,8 +74,6 @@ def check_head(message: generate_pb2.GenerateRequest, has_tokenizer: bool) -> No
         raise InvalidRequest("text", "the target has no tokenizer; send tokenized.input_ids")
     if message.speculation.rule not in (types_pb2.RULE_UNSPECIFIED, *Rule):
         raise InvalidRequest("speculation.rule", f"{message.speculation.rule} is not a rule")
-    if len(message.speculation.drafter) > MAX_ID:
-        raise InvalidRequest("speculation.drafter", f"longer than {MAX_ID} characters")
 
 
 def read_request(
