@@ -26,7 +26,6 @@ from coordinator.reception.tokenizer import find_tokenizer
 from coordinator.requests.validation import parse_rule
 from coordinator.watching.tracing import Tracing, open_tracer
 from coordinator.watching.watch import Explain
-from coordinator.workers.breaker import CircuitBreaker
 from coordinator.workers.membership import ANNOUNCE_WAIT_S, Membership
 from coordinator.workers.worker import Address, WorkerAccess, WorkerRole
 from dspark.errors import ConfigError, InvalidRequest
@@ -108,8 +107,8 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         explain,
         write=journal.write if journal is not None else None,
     )
-    breaker = CircuitBreaker(losses=config.flap_limit)
-    access = WorkerAccess(config.describe_deadline_s, shell.security.token, shell.security.tls, breaker)
+    security = shell.security
+    access = WorkerAccess(config.describe_deadline_s, security.token, security.tls, config.flap_limit)
     membership = Membership(admission, lanes, access, explain=explain, warm_up_s=config.warm_up_s, rule=rule)
     tracing = _traced(config, name, admission, membership, clock, metrics)
     cell = LocalCell(admission, membership, Offer(policy=policy, rule=rule), journal)

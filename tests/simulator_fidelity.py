@@ -108,15 +108,21 @@ async def _compared(file: Path, fitted: Scenario, predicted: list[Scenario], qui
     )
 
 
+def scaled(factor: float) -> Hops:
+    """Everything that lies between, so many times as slow."""
+    usual = dataclasses.asdict(Hops())
+    return Hops(**{name: value if name == "trailing" else factor * value for name, value in usual.items()})
+
+
 def _fit(scenario: Scenario, tok_s: float) -> tuple[Hops, float]:
     """The factor on the hops at which the simulator meets one measured rate; it falls as hops grow."""
     low, high = 0.05, 20.0
     for _ in range(7):
         middle = (low * high) ** 0.5
-        said = simulate(dataclasses.replace(scenario, hops=Hops().scaled(middle)))
+        said = simulate(dataclasses.replace(scenario, hops=scaled(middle)))
         low, high = (middle, high) if said["tok_s"] > tok_s else (low, middle)
     factor = (low * high) ** 0.5
-    return Hops().scaled(factor), factor
+    return scaled(factor), factor
 
 
 def _tau(found: list[Point]) -> float:

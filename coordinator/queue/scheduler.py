@@ -61,7 +61,7 @@ class Scheduler:
         self._homes: dict[RequestState, Lane] = {}
         self._lanes: list[Lane] = []
         self._full: set[Lane] = set()
-        self._between_ends = MeanTime(weight=0.2)
+        self._between_ends = MeanTime()
         self._last_end = clock.time()
         self._empty = asyncio.Event()
         self._outage: Timer | None = None  # runs from the last loss of a verifier ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 
 from coordinator.planning.cost import CostCurve
 from coordinator.simulation.device import Cores, Device
@@ -40,9 +40,6 @@ class Hops:
     def settling(self, sequences: int) -> float:
         """The coordinator's, for one reply."""
         return self.round_s + sequences * self.round_sequence_s
-
-    def scaled(self, factor: float) -> Hops:
-        return replace(self, **{name: factor * value for name, value in asdict(self).items() if name != "trailing"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
@@ -30,30 +28,11 @@ if TYPE_CHECKING:
 log = structlog.get_logger("dspark.tracing")
 
 MOST_TRACED = 32  # requests at one time; what is beyond goes untraced and is counted
-TRACEPARENT = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 
-@dataclass(frozen=True, slots=True)
-class Parent:
-    """Where a trace goes on: ids of trace and span, and whether the caller records it."""
-
-    trace: int
-    span: int
-    sampled: bool
-
-
-def read_traceparent(text: str) -> Parent | None:
-    """None for none, and for one that is malformed: a trace is never worth a refused request."""
-    match = TRACEPARENT.fullmatch(text)
-    if match is None or not int(match[1], 16) or not int(match[2], 16):
-        return None
-    return Parent(int(match[1], 16), int(match[2], 16), bool(int(match[3], 16) & 1))
-
-
-@dataclass(slots=True)
-class _Open:
+class _Open(NamedTuple):
     watch: Watch
-    parent: Parent | None
+    caller: Any  # its context, or an empty one
 
 
 class Tracing:
@@ -67,13 +46,18 @@ class Tracing:
 
     def begun(self, request_id: str, traceparent: str) -> None:
         """A request was taken in."""
-        parent = read_traceparent(traceparent)
-        if not (parent.sampled if parent is not None else self._draw.random() < self._share):
+        from opentelemetry import trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        # None for none, and for one that is malformed: a trace is never worth a refused request.
+        caller = TraceContextTextMapPropagator().extract({"traceparent": traceparent})
+        said = trace.get_current_span(caller).get_span_context()
+        if not (said.trace_flags.sampled if said.is_valid else self._draw.random() < self._share):
             return
         try:
             if len(self._open) >= MOST_TRACED:
                 raise Overloaded(f"{MOST_TRACED} requests are traced already", retry_after_s=1.0)
-            self._open[request_id] = _Open(self._explain.request(request_id), parent)
+            self._open[request_id] = _Open(self._explain.request(request_id), caller)
         except Overloaded:
             self._metrics.dropped.labels(kind="trace", reason="full").inc()
 
@@ -87,15 +71,15 @@ class Tracing:
         parts = opened.watch.parts()
         opened.watch.__exit__(None, None, None)
         try:
-            self._tell(state, outcome, opened.parent, parts)
+            self._tell(state, outcome, opened.caller, parts)
         except Exception:  # a trace that cannot be told harms nobody
             log.exception("trace.failed", request=state.request.id)
 
-    def _tell(self, state: RequestState, outcome: str, parent: Parent | None, parts: list[RoundPart]) -> None:
+    def _tell(self, state: RequestState, outcome: str, caller: Any, parts: list[RoundPart]) -> None:
         stats, request = state.stats, state.request
         at = self._wall(self._clock.time())
         end = stats.ended if stats.ended is not None else self._clock.time()
-        root = self._span("generate", at(stats.arrived), _context(parent), kind="server")
+        root = self._span("generate", at(stats.arrived), caller, kind="server")
         root.set_attributes(
             {
                 "gen_ai.operation.name": "text_completion",
@@ -177,18 +161,6 @@ def open_tracer(endpoint: str, *, service: str, instance: str) -> tuple[Any, Any
     )
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, insecure=True, timeout=5)))
     return provider.get_tracer("dspark"), provider
-
-
-def _context(parent: Parent | None) -> Any:
-    """The caller's span, or none at all."""
-    from opentelemetry import trace
-    from opentelemetry.context import Context
-
-    if parent is None:
-        return Context()
-    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
-    above = trace.SpanContext(parent.trace, parent.span, is_remote=True, trace_flags=flags)
-    return trace.set_span_in_context(trace.NonRecordingSpan(above), Context())
 
 
 def _child_of(span: Any) -> Any:

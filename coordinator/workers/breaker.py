@@ -8,40 +8,29 @@ a doubtful worker is better than none.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+
+WINDOW_S = 60.0  # within which losses count together
+PAUSE_S, LONGEST_S = 5.0, 60.0  # for which it is held off at first, doubled up to the other
 
 
-@dataclass(frozen=True, slots=True)
 class CircuitBreaker:
-    """losses: within `window_s` that open the breaker; 0 never does. pause_s: how long, doubled up to longest_s."""
+    """Of one worker. losses: that open it; 0 never does."""
 
-    losses: int = 4
-    window_s: float = 60.0
-    pause_s: float = 5.0
-    longest_s: float = 60.0
-
-
-class Breaker:
-    """Of one worker."""
-
-    def __init__(self, terms: CircuitBreaker) -> None:
-        self._terms = terms
-        self._losses: deque[float] = deque()
-        self._pause_s = terms.pause_s
-        self._until = 0.0
+    def __init__(self, losses: int) -> None:
+        self._limit, self._losses = losses, deque[float]()
+        self._pause_s, self._until = PAUSE_S, 0.0
 
     def lost(self, now: float) -> bool:
         """It was lost; returns whether that opened the breaker."""
-        terms = self._terms
-        while self._losses and self._losses[0] < now - terms.window_s:
+        while self._losses and self._losses[0] < now - WINDOW_S:
             self._losses.popleft()
         if not self._losses:
-            self._pause_s = terms.pause_s
+            self._pause_s = PAUSE_S
         self._losses.append(now)
-        if not terms.losses or len(self._losses) < terms.losses:
+        if not self._limit or len(self._losses) < self._limit:
             return False
         self._until = now + self._pause_s
-        self._pause_s = min(2 * self._pause_s, terms.longest_s)
+        self._pause_s = min(2 * self._pause_s, LONGEST_S)
         return True
 
     def left_s(self, now: float) -> float:

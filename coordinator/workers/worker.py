@@ -10,14 +10,14 @@ import contextlib
 import enum
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
 import structlog
 
 from coordinator.lanes.facts import DrafterFacts, VerifierFacts
-from coordinator.workers.breaker import Breaker, CircuitBreaker
+from coordinator.workers.breaker import CircuitBreaker
 from dspark.runtime.channel import WORKER_WATCH_MS, auth_metadata, open_channel
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.tls import Tls
@@ -54,7 +54,7 @@ class WorkerAccess:
     describe_s: float = 5.0
     token: str | None = None
     tls: Tls | None = None
-    breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
+    losses: int = 4  # within a minute, after which one is held off; 0: never
 
 
 class WorkerPort(Protocol):
@@ -91,7 +91,7 @@ class WorkerConnection:
         self.port: WorkerPort | None = None
         self._held: WorkerPort | None = None  # the last one, whose stream may still be ending
         self._join, self._access, self._metrics = join, access, metrics
-        self._breaker, self._alone = Breaker(access.breaker), alone
+        self._breaker, self._alone = CircuitBreaker(access.losses), alone
         self._channel = open_channel(address.endpoint, tls=access.tls, watch_ms=WORKER_WATCH_MS)
         self._released = asyncio.Event()
         self._keeping = asyncio.get_running_loop().create_task(self._keep())

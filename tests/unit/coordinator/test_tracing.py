@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rounds_cell import RoundsCell, virtual
 
 from coordinator.lanes.conduct import Conduct
-from coordinator.watching.tracing import MOST_TRACED, Tracing, read_traceparent
+from coordinator.watching.tracing import MOST_TRACED, Tracing
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = CALLER[:-1] + "0"
@@ -100,10 +100,3 @@ async def test_nothing_is_kept_of_a_request_that_has_ended() -> None:
         await _answer(traced, max_tokens=4, traceparent=CALLER)
     assert len(traced.spans("generate")) == 3
     assert not traced.cell.explain.watched
-
-
-def test_the_trace_context_is_read_as_it_is_written() -> None:
-    parent = read_traceparent(CALLER)
-    assert parent is not None
-    assert (parent.trace, parent.sampled) == (0x0AF7651916CD43DD8448EB211C80319C, True)
-    assert read_traceparent(CALLER.upper()) is None
