@@ -123,27 +123,6 @@ async def test_an_answer_is_the_same_through_a_front_end_of_its_own(pair: str, t
         await cell.freed()
 
 
-async def test_log_probabilities_and_several_answers_travel(golden_target: Path, golden_drafter: Path) -> None:
-    async with AsyncExitStack() as ends:
-        engine = await ends.enter_async_context(workers.verifier(golden_target, golden_drafter, metrics_port=None))
-        cell = await ends.enter_async_context(workers.coordinator(verify=(engine.endpoint,)))
-        front = await ends.enter_async_context(workers.frontend(coordinator=cell.endpoint))
-        near = await ends.enter_async_context(AsyncClient(cell.endpoint))
-        far = await ends.enter_async_context(AsyncClient(front.endpoint))
-        options: dict[str, Any] = {"max_tokens": 12, "seed": 3, "n": 2, "logprobs": 2, "min_tokens": 5}
-        one, other = await near.complete([3, 17, 42], **options), await far.complete([3, 17, 42], **options)
-    assert same(one, other)
-    for ours, theirs in zip(one.choices, other.choices, strict=True):
-        # Who shared a pass with whom is a matter of timing, and shows in the last bits.
-        assert [told.logprob for told in ours.logprobs] == pytest.approx(
-            [told.logprob for told in theirs.logprobs], abs=1e-4
-        )
-        assert [[token for token, _ in told.top] for told in ours.logprobs] == [
-            [token for token, _ in told.top] for told in theirs.logprobs
-        ]
-    assert all(len(choice.logprobs) == len(choice.token_ids) > 0 for choice in other.choices)
-
-
 async def test_a_stop_string_is_matched_in_front_and_frees_the_sequence(pair: str, target: str) -> None:
     async with stage(pair, target) as cell:
         frontend = await cell.frontend()

@@ -319,22 +319,6 @@ async def test_reasons_of_a_hostile_verifier_name_no_new_time_series() -> None:
 
 
 @virtual
-async def test_a_lost_drafter_only_slows_the_answer() -> None:
-    cell = RoundsCell()
-    state = cell.ask(max_tokens=60)
-    await asyncio.sleep(0.06)
-    drafted = state.stats.drafted
-    assert drafted > 0
-    cell.lose_drafter(cell.drafters[0])
-    await cell.finish(state)
-    assert await read(state) == answer_of((5, 6), 60)
-    assert state.stats.drafted - drafted <= 8
-    assert cell.metrics.value("empty_blocks_total", reason="no_drafter") > 10
-    assert [each for each in cell.port.told if isinstance(each, DrafterAt)][-1].use is Use.GONE
-    assert cell.clean()
-
-
-@virtual
 async def test_another_drafter_takes_over_without_a_second_prefill() -> None:
     cell = RoundsCell()
     states = [cell.ask((seed, *range(20)), max_tokens=90) for seed in range(4)]
@@ -792,34 +776,6 @@ async def test_handovers_are_bounded() -> None:
     (told,) = cell.admission.endings.of(state.request.id)
     assert told.verifier
     assert told.drafter == "draft/0", "those that had it, not nobody"
-
-
-@virtual
-async def test_a_full_page_pool_keeps_sequences_in_line_until_pages_free() -> None:
-    cell = RoundsCell(pages=8)
-    states = [cell.ask((seed, 3), max_tokens=25) for seed in range(4)]  # seven pages each
-    assert (cell.admission.running, cell.admission.queued) == (1, 3)
-    await cell.finish(*states)
-    assert [await read(state) for state in states] == [answer_of((seed, 3), 25) for seed in range(4)]
-
-
-@virtual
-async def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
-    cell = RoundsCell(bounds=QueueBounds(max_running=1, max_queued=2))
-    for _ in range(3):
-        cell.ask()
-    with pytest.raises(Overloaded) as refused:
-        cell.ask()
-    assert refused.value.retry_after_s > 0
-    assert cell.metrics.value("admission_rejections_total", reason="queue_full") == 1
-
-
-@virtual
-async def test_without_a_verifier_requests_are_refused() -> None:
-    cell = RoundsCell()
-    cell.lose_verifier()
-    with pytest.raises(Unavailable, match="no verifier"):
-        cell.ask()
 
 
 @virtual

@@ -12,18 +12,6 @@ from coordinator.lanes.members import Members
 
 
 @virtual
-async def test_who_was_preempted_goes_before_everybody_younger() -> None:
-    cell = RoundsCell(pages=40)
-    first = [cell.ask((seed, 7), max_tokens=60) for seed in range(2)]
-    await asyncio.sleep(0.02)
-    late = [cell.ask((seed, 9), max_tokens=60) for seed in range(2, 5)]
-    await cell.finish(*first, *late)
-    ended = sorted((*first, *late), key=lambda state: state.stats.first or 0.0)
-    assert [state.sequence.number for state in ended] == sorted(state.sequence.number for state in ended)
-    assert [await read(state) for state in late] == [answer_of((seed, 9), 60) for seed in range(2, 5)]
-
-
-@virtual
 async def test_sequences_are_taken_in_by_what_they_hold() -> None:
     cell = RoundsCell(pages=68)  # of 4 tokens
     cell.port.hold()

@@ -45,14 +45,6 @@ def _begin(cell: RoundsCell, verifier: Any) -> asyncio.Task[None]:
 
 
 @virtual
-async def test_first_requests_run_to_their_end_with_drafts() -> None:
-    cell = RoundsCell()
-    verifier = Verifier(cell, lambda each: False)
-    await _begin(cell, verifier)
-    assert any(each.report.rounds[0].verified for each in verifier.streams[0].said if isinstance(each, PassReport))
-
-
-@virtual
 async def test_a_drafter_whose_first_requests_are_given_up_leaves_nothing_behind() -> None:
     cell = RoundsCell()
     verifier = Verifier(cell, lambda each: True)
