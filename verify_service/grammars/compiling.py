@@ -32,9 +32,9 @@ from typing import Any
 
 from dspark.token_bytes import read_token_bytes
 from dspark.types import Constraint, ConstraintKind
-from verify_service.grammars.expressions import inside, warm, whole
+from verify_service.grammars.expressions import learn_classes, of_json_schema, of_whole_text
 from verify_service.grammars.matcher import SLOW_S
-from verify_service.grammars.mending import coded, mend
+from verify_service.grammars.mending import mend, with_coded_patterns
 from verify_service.grammars.readings import MOST, ways
 from verify_service.grammars.rewriting import rewritten
 from verify_service.grammars.schema import misshapen, parts_of, unkept
@@ -78,7 +78,7 @@ def make_compiler(folder: Path, vocab_size: int, stop_ids: Sequence[int]) -> Any
     """xgrammar's, of one target. Any thread may use it."""
     import xgrammar
 
-    warm()
+    learn_classes()
     words = read_token_bytes(folder, vocab_size, special_too=True) or []
     info = xgrammar.TokenizerInfo(words, vocab_size=vocab_size, stop_token_ids=list(stop_ids))
     return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
@@ -214,7 +214,7 @@ def form_of(constraint: Constraint) -> Any:
     _characters(tag)
     for part in parts_of(tag, schemas=False):
         if part.get("type") == "regex" and isinstance(part.get("pattern"), str):
-            part["pattern"] = whole(part["pattern"])
+            part["pattern"] = of_whole_text(part["pattern"])
     return tag
 
 
@@ -242,7 +242,7 @@ def grammar_of(constraint: Constraint) -> Any:
             schema = part["json_schema"]
             if (problem := misshapen(schema) or unkept(schema := rewritten(schema))) is not None:
                 raise ValueError(problem)
-            part["json_schema"] = coded(schema)
+            part["json_schema"] = with_coded_patterns(schema)
     told = json.loads(xgrammar.Grammar.from_structural_tag(json.dumps(tag)).serialize_json())
     mend(told, lambda expression: json.loads(_of_expression(expression).serialize_json()))
     drop_endless(told)  # looked at here: what is compiled has every repetition written out
@@ -258,7 +258,7 @@ def _of_expression(expression: str) -> Any:
     """The grammar of a regular expression inside a schema."""
     import xgrammar
 
-    return xgrammar.Grammar.from_regex(inside(expression))
+    return xgrammar.Grammar.from_regex(of_json_schema(expression))
 
 
 def _characters(value: Any) -> None:

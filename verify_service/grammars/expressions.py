@@ -32,14 +32,14 @@ _MORE: dict[str, Callable[[str], bool]] = {
 }
 
 
-def whole(expression: str) -> str:
+def of_whole_text(expression: str) -> str:
     """Of all of a text. Raises ValueError."""
     return "|".join("".join(pieces) for _, pieces, _ in _alternatives(expression))
 
 
-def inside(expression: str) -> str:
+def of_json_schema(expression: str) -> str:
     """Of all of a text that JSON Schema asks to match: behind an anchor at one end alone anything may come."""
-    anything = _written([(0, _LAST)]) + "*"
+    anything = _write_class([(0, _LAST)]) + "*"
     return "|".join(
         "".join([anything] * (ends and not begins) + pieces + [anything] * (begins and not ends))
         for begins, pieces, ends in _alternatives(expression)
@@ -51,16 +51,16 @@ def anchored(expression: str) -> bool:
     return all(begins and ends for begins, _, ends in _alternatives(expression))
 
 
-def warm() -> None:
+def learn_classes() -> None:
     """Finds out what takes a while, for this process and its children."""
     for name in _SHORT:
-        _beyond(name)
+        _in_any_reading(name)
 
 
 def _alternatives(expression: str) -> Iterator[tuple[bool, list[str], bool]]:
     """(whether it is anchored where it begins, its pieces, whether where it ends) of each."""
     deep, pieces = 0, list[str]()
-    for piece in [*map(_read, _PIECES.findall(expression)), "|"]:
+    for piece in [*map(_read_piece, _PIECES.findall(expression)), "|"]:
         deep += piece.startswith("(") - (piece == ")")
         if piece != "|" or deep > 0:
             pieces.append(piece)
@@ -73,11 +73,11 @@ def _alternatives(expression: str) -> Iterator[tuple[bool, list[str], bool]]:
         raise ValueError("its parentheses are not balanced")
 
 
-def _read(piece: str) -> str:
+def _read_piece(piece: str) -> str:
     if piece == ".":
-        return _written(_others(_ENDS_OF_LINES))
+        return _write_class(_complement(_ENDS_OF_LINES))
     if piece[0] == "[" and len(piece) > 1:
-        return _written(_class(piece[1:-1]))
+        return _write_class(_read_class(piece[1:-1]))
     if piece[0] == "(" and len(piece) > 1:
         return "("
     if piece[0] != "\\" or len(piece) == 1:
@@ -85,13 +85,13 @@ def _read(piece: str) -> str:
     if piece in (r"\A", r"\Z"):
         return "^" if piece == r"\A" else "$"
     if piece[1] in "dwsDWS":
-        return _written(_shorthand(piece[1]))
+        return _write_class(_shorthand(piece[1]))
     if len(piece) > 2 or piece[1] in _CONTROLS.keys() - {"b"} or not (piece[1].isalnum() and piece[1].isascii()):
-        return _letter(_code(piece))
+        return _write_letter(_code_of(piece))
     return piece
 
 
-def _class(inner: str) -> Ranges:
+def _read_class(inner: str) -> Ranges:
     negated = inner.startswith("^")
     items = _ITEMS.findall(inner[negated:])
     if not items:
@@ -103,23 +103,23 @@ def _class(inner: str) -> Ranges:
         if len(item) == 2 and item[0] == "\\" and item[1] in "dwsDWS":
             name = item[1].lower()
             if negated:  # what is none of it by either reading
-                found += _beyond(name) if item[1] == name else _others(_SHORT[name])
+                found += _in_any_reading(name) if item[1] == name else _complement(_SHORT[name])
             else:
                 found += _shorthand(item[1])
             continue
-        first = last = _code(item)
+        first = last = _code_of(item)
         if items[at : at + 1] == ["-"] and at + 1 < len(items):
-            last = _code(items[at + 1])
+            last = _code_of(items[at + 1])
             at += 2
             if last < first:
                 raise ValueError(f"a range of characters from {chr(first)!r} to {chr(last)!r} is not supported")
         found.append((first, last))
     if any(f"\\{name}" in items and f"\\{name.upper()}" in items for name in _SHORT):
         found = [(0, _LAST)]
-    return _others(found) if negated else found
+    return _complement(found) if negated else found
 
 
-def _code(item: str) -> int:
+def _code_of(item: str) -> int:
     """Of a character as an expression writes it."""
     if item[0] != "\\":
         return ord(item)
@@ -140,11 +140,11 @@ def _code(item: str) -> int:
 
 
 def _shorthand(name: str) -> Ranges:
-    return _SHORT[name] if name.islower() else _others(_beyond(name.lower()))
+    return _SHORT[name] if name.islower() else _complement(_in_any_reading(name.lower()))
 
 
 @functools.cache
-def _beyond(name: str) -> Ranges:
+def _in_any_reading(name: str) -> Ranges:
     """What is it by Python or by ECMAScript."""
     held = [code for code in range(128, 0x40000) if _MORE[name](chr(code))]
     begins = [code for place, code in enumerate(held) if not place or held[place - 1] != code - 1]
@@ -153,7 +153,7 @@ def _beyond(name: str) -> Ranges:
     return [*_SHORT[name], *more, *zip(begins, ends, strict=True)]
 
 
-def _others(ranges: Iterable[tuple[int, int]]) -> Ranges:
+def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
     made, free = Ranges(), 0
     for low, high in sorted(ranges):
         if low > free:
@@ -162,18 +162,19 @@ def _others(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return [*made, (free, _LAST)] if free <= _LAST else made
 
 
-def _written(ranges: Sequence[tuple[int, int]]) -> str:
+def _write_class(ranges: Sequence[tuple[int, int]]) -> str:
     if not ranges:
         raise ValueError("a class without characters is not supported")
     (low, high), *rest = ranges
     if low == 94:  # at first it would say that all others are meant, however it is written
         rest = [*([(95, high)] if high > 94 else []), *rest, (94, 94)]
         if len(rest) == 1:
-            return _letter(94)
+            return _write_letter(94)
     else:
         rest = list(ranges)
-    return "[" + "".join(_letter(low) + (f"-{_letter(high)}" if high > low else "") for low, high in rest) + "]"
+    written = (_write_letter(low) + (f"-{_write_letter(high)}" if high > low else "") for low, high in rest)
+    return f"[{''.join(written)}]"
 
 
-def _letter(code: int) -> str:
+def _write_letter(code: int) -> str:
     return f"\\u{{{code:x}}}"

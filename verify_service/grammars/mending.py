@@ -31,17 +31,17 @@ def mend(told: Told, of_expression: Callable[[str], Told]) -> None:
     for place, (kind, parts) in enumerate(list(made)):
         if kind == Kind.REGEX and parts[0]:  # inside a string of JSON
             expression = bytes.fromhex(bytes(parts[2:]).decode()).decode()
-            made += [(Kind.RULE, [_take(told, made, of_expression(expression))]), (Kind.SEQUENCE, [len(made)])]
+            made += [(Kind.RULE, [_adopt(told, made, of_expression(expression))]), (Kind.SEQUENCE, [len(made)])]
             made[place] = (Kind.CHOICES, [len(made) - 1])
         elif kind in (Kind.CLASS, Kind.STAR):
-            made[place] = (kind, _without(parts, [_HALVES, *(_UNWRITTEN if parts == _BOUNDED else ())]))
+            made[place] = (kind, _without_ranges(parts, [_HALVES, *(_UNWRITTEN if parts == _BOUNDED else ())]))
         elif kind == Kind.BYTES:
-            _whole(parts)
-    _tell_keys(told["rules"], made)
+            _refuse_halves(parts)
+    _keep_keys_apart(told["rules"], made)
     put_expressions(told, made)
 
 
-def _tell_keys(rules: list[list[Any]], made: list[tuple[int, list[int]]]) -> None:
+def _keep_keys_apart(rules: list[list[Any]], made: list[tuple[int, list[int]]]) -> None:
     """Keys that may come beside those of a schema are written without escapes, by which they could be one of these."""
     names = [rule[0] for rule in rules]
     keys = [rule[1] for rule in rules if "_addl_key" in rule[0]]
@@ -73,21 +73,21 @@ def _tell_keys(rules: list[list[Any]], made: list[tuple[int, list[int]]]) -> Non
             made[body] = (kind, kept)
 
 
-def coded(schema: Any) -> Any:
+def with_coded_patterns(schema: Any) -> Any:
     """A schema whose regular expressions the compiler passes on as they are, in place."""
     for _, part in walk(schema):
         if "pattern" in part:
-            part["pattern"] = _code(part["pattern"])
+            part["pattern"] = _in_hex(part["pattern"])
         if "patternProperties" in part:
-            part["patternProperties"] = {_code(name): value for name, value in part["patternProperties"].items()}
+            part["patternProperties"] = {_in_hex(name): value for name, value in part["patternProperties"].items()}
     return schema
 
 
-def _code(expression: str) -> str:
+def _in_hex(expression: str) -> str:
     return "x" + expression.encode().hex()
 
 
-def _take(told: Told, made: list[tuple[int, list[int]]], part: Told) -> int:
+def _adopt(told: Told, made: list[tuple[int, list[int]]], part: Told) -> int:
     """Adds the grammar of an expression inside a string of JSON; its first rule."""
     rules, at = len(told["rules"]), len(made)
     for kind, parts in expressions_of(part):
@@ -97,12 +97,12 @@ def _take(told: Told, made: list[tuple[int, list[int]]], part: Told) -> int:
             parts = [each + at for each in parts]
         elif kind in (Kind.CLASS, Kind.STAR):
             if kind == Kind.CLASS and not parts[0] and len(parts) == 3 and parts[1] == parts[2] < 128:
-                kind, parts = Kind.BYTES, _escaped(parts[1:2])
+                kind, parts = Kind.BYTES, _escaped_bytes(parts[1:2])
             else:
-                parts = _without(parts, [_HALVES, *_UNWRITTEN])
+                parts = _without_ranges(parts, [_HALVES, *_UNWRITTEN])
         elif kind == Kind.BYTES:
-            _whole(parts)
-            parts = _escaped(parts)
+            _refuse_halves(parts)
+            parts = _escaped_bytes(parts)
         elif kind != Kind.EMPTY:
             raise ValueError("pattern with what looks ahead or behind is not supported")
         made.append((kind, parts))
@@ -111,7 +111,7 @@ def _take(told: Told, made: list[tuple[int, list[int]]], part: Told) -> int:
     return root + rules
 
 
-def _without(parts: Sequence[int], out: Iterable[tuple[int, int]]) -> list[int]:
+def _without_ranges(parts: Sequence[int], out: Iterable[tuple[int, int]]) -> list[int]:
     """A class of characters (whether all but these; first and last of each range) without these ranges."""
     negated, *ends = parts
     ranges = list(zip(ends[::2], ends[1::2], strict=True))
@@ -126,13 +126,13 @@ def _without(parts: Sequence[int], out: Iterable[tuple[int, int]]) -> list[int]:
     return [negated, *(end for each in ranges for end in each)]
 
 
-def _whole(parts: Sequence[int]) -> None:
+def _refuse_halves(parts: Sequence[int]) -> None:
     """Raises ValueError for bytes that are half a character. Those of a whole one may stand in several places."""
     if re.search(rb"\xed[\xa0-\xbf]", bytes(byte % 256 for byte in parts)):
         raise ValueError("a lone surrogate, half of a character, is in no answer")
 
 
-def _escaped(parts: Sequence[int]) -> list[int]:
+def _escaped_bytes(parts: Sequence[int]) -> list[int]:
     """As they stand in a string of JSON."""
     text = bytes(byte % 256 for byte in parts).decode()
     return list(json.dumps(text, ensure_ascii=False)[1:-1].encode())

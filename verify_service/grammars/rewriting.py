@@ -60,9 +60,9 @@ def rewritten(schema: Any) -> Any:
     made = copy.deepcopy(schema)
     for where, part in walk(made):
         if where.count("/") < _INMOST:
-            _merge(part, made)
-        _part(part, made)
-        _name(part, made)
+            _merge_objects(part, made)
+        _one_of_as_any_of(part, made)
+        _keys_as_properties(part, made)
         if isinstance(part.get("items"), list):
             part["prefixItems"] = part.pop("items")
             if "additionalItems" in part:
@@ -73,13 +73,13 @@ def rewritten(schema: Any) -> Any:
             part["pattern"] = _AHEAD.get(part["pattern"], part["pattern"])
             if anchored(part["pattern"]):  # it says all that there is to say, and a format is a note
                 part.pop("format", None)
-        _measure(part)
+        _lengths_as_patterns(part)
         if part.get("format") in _PATTERNS and "string" in types_of(part) and FORMATTED.isdisjoint(part):
             part["pattern"] = f"^{_PATTERNS[part.pop('format')]}$"
     return made
 
 
-def _measure(part: dict[str, Any]) -> None:
+def _lengths_as_patterns(part: dict[str, Any]) -> None:
     """Lengths beside a format or a pattern, in place: as one of them, where it can say both."""
     least, most = part.get("minLength", 0), part.get("maxLength")
     pattern, form = part.get("pattern"), part.get("format")
@@ -105,7 +105,7 @@ def _takes_nothing(pattern: str) -> bool:
         return True
 
 
-def _merge(part: dict[str, Any], root: Any) -> None:
+def _merge_objects(part: dict[str, Any], root: Any) -> None:
     """Objects that a value has to be all at once, in place."""
     if not isinstance(part.get("allOf"), list) or (len(part["allOf"]) == 1 and part.keys() - NOTES == {"allOf"}):
         return
@@ -129,38 +129,38 @@ def _merge(part: dict[str, Any], root: Any) -> None:
 
 
 def _pieces(part: Any, root: Any, deep: int) -> Any:
-    found = _resolved(part, root)
+    found = _dereferenced(part, root)
     yield found if deep else None
     if found is not None and deep:
         for each in found.get("allOf", ()):
             yield from _pieces(each, root, deep - 1)
 
 
-def _part(part: dict[str, Any], root: Any) -> None:
+def _one_of_as_any_of(part: dict[str, Any], root: Any) -> None:
     """One of several becomes any of them where no value is two of them."""
     if "anyOf" not in part and isinstance(part.get("oneOf"), list):
-        found = [_resolved(each, root) for each in part["oneOf"]]
-        if all(one and other and _apart(one, other) for one, other in combinations(found, 2)):
+        found = [_dereferenced(each, root) for each in part["oneOf"]]
+        if all(one and other and _exclude_each_other(one, other) for one, other in combinations(found, 2)):
             part["anyOf"] = part.pop("oneOf")
 
 
-def _apart(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def _exclude_each_other(one: dict[str, Any], other: dict[str, Any]) -> bool:
     types = [set(types_of(each)) | ({"integer"} if "number" in types_of(each) else set()) for each in (one, other)]
     if all(types) and types[0].isdisjoint(types[1]):
         return True
-    if _differ(one, other):
+    if _values_differ(one, other):
         return True
     both = set(one.get("required", ())) & set(other.get("required", ()))
-    return any(_differ(*(each.get("properties", {}).get(name, {}) for each in (one, other))) for name in both)
+    return any(_values_differ(*(each.get("properties", {}).get(name, {}) for each in (one, other))) for name in both)
 
 
-def _differ(one: Any, other: Any) -> bool:
+def _values_differ(one: Any, other: Any) -> bool:
     """Whether each is one of several values, and none of the other's."""
-    values = [_told(each) for each in (one, other)]
+    values = [_listed_values(each) for each in (one, other)]
     return all(values) and values[0].isdisjoint(values[1])
 
 
-def _told(schema: Any) -> set[tuple[type, Any]]:
+def _listed_values(schema: Any) -> set[tuple[type, Any]]:
     """The values that it lists, where they can be told from those of another list."""
     values = values_of(schema) if isinstance(schema, dict) else []
     if not all(isinstance(each, str | int | None) for each in values):
@@ -168,13 +168,13 @@ def _told(schema: Any) -> set[tuple[type, Any]]:
     return {(type(each), each) for each in values}
 
 
-def _name(part: dict[str, Any], root: Any) -> None:
+def _keys_as_properties(part: dict[str, Any], root: Any) -> None:
     """What keys have to be, said by the properties."""
     if part.get("propertyNames") is True:
         del part["propertyNames"]
     elif isinstance(part.get("propertyNames"), dict) and "$ref" not in part["propertyNames"]:
         part["propertyNames"].setdefault("type", "string")  # which a key always is
-    names = _resolved(part.get("propertyNames"), root)
+    names = _dereferenced(part.get("propertyNames"), root)
     if names is None or part.keys() & {"properties", "patternProperties", "unevaluatedProperties"}:
         return
     if names.get("type", "string") != "string" or part.get("additionalProperties") is False:
@@ -195,7 +195,7 @@ def _name(part: dict[str, Any], root: Any) -> None:
             part["properties"] = {text: copy.deepcopy(values) for text in texts}
 
 
-def _resolved(schema: Any, root: Any) -> dict[str, Any] | None:
+def _dereferenced(schema: Any, root: Any) -> dict[str, Any] | None:
     """Where it is a reference, what that names."""
     for _ in range(_DEEPEST):
         if not isinstance(schema, dict) or "$ref" not in schema:
