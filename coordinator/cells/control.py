@@ -125,7 +125,7 @@ async def _explanations(
     with explain.request(name) as watch:
         while left:
             goes_on = runs(name)
-            parts = watch.parts()
+            parts = watch.taken()
             for part in parts[:left] if left > 0 else parts:
                 yield told(part)
                 left -= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,12 +40,6 @@ class Reported:
     states: Sequence[RequestState]  # [n]
     plan: Plan  # in force; the one its orders were frozen by is the same or a little older
     name_of: Callable[[int], str]  # drafter's number -> replica
-
-    def of(self, request_id: str) -> Iterator[tuple[RequestState, int, int]]:
-        """(state, row, tokens of prompt and answer before it) of every answer of a request."""
-        for row, (state, said) in enumerate(zip(self.states, self.rounds, strict=True)):
-            if state.request.id == request_id:
-                yield state, row, said.committed_before
 
 
 class RoundWatch(Protocol):

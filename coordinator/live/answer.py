@@ -158,7 +158,7 @@ def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventStream:
                 )
                 while not stream.done:
                     await stream.parts()
-                    parts = watch.parts()
+                    parts = watch.taken()
                     for piece, _ in stream.pieces:
                         yield event(speaker.say(piece, parts))
                         parts = []

@@ -144,7 +144,7 @@ class CellFeed:
                     await asyncio.sleep(FRAME_S)
                     if self._watchers:
                         seen = self._clock.time()
-                        self._show(event(self._cell(watch.rounds())))
+                        self._show(event(self._cell(watch.taken())))
         except Exception as error:  # a bug: pages come back and find a feed that begins anew
             log.error("live.feed_failed", exc_info=error)
         finally:

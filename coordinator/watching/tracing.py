@@ -31,7 +31,7 @@ MOST_TRACED = 32  # requests at one time; what is beyond goes untraced and is co
 
 
 class _Open(NamedTuple):
-    watch: Watch
+    watch: Watch[RoundPart]
     caller: Any  # its context, or an empty one
 
 
@@ -68,7 +68,7 @@ class Tracing:
             asyncio.get_running_loop().call_soon(self._finish, state, outcome, opened)
 
     def _finish(self, state: RequestState, outcome: str, opened: _Open) -> None:
-        parts = opened.watch.parts()
+        parts = opened.watch.taken()
         opened.watch.__exit__(None, None, None)
         try:
             self._tell(state, outcome, opened.caller, parts)

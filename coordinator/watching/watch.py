@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from coordinator.lanes.conduct import Reported
 from dspark.errors import Overloaded
@@ -34,49 +35,41 @@ class RoundPart:
     room: int  # tokens the answer could still grow by when the round began
 
 
-class Watch:
-    """What somebody watches: rounds of the cell, or an answer's parts of them. Close it by leaving the context."""
+class Watch(Generic[T]):
+    """What somebody watches. Close it by leaving the context. parts: those of a round that are of interest."""
 
-    def __init__(self, owner: Explain, request: str | None, limit: int) -> None:
-        self.request, self._limit = request, limit
+    def __init__(self, owner: Explain, parts: Callable[[Reported], Iterable[T]], limit: int) -> None:
+        self._owner, self._parts, self._limit = owner, parts, limit
         self.wakeup = asyncio.Event()
-        self._owner = owner
-        self._rounds: deque[Reported] = deque(maxlen=limit)
-        self._parts: deque[RoundPart] = deque(maxlen=limit)
+        self._kept: deque[T] = deque(maxlen=limit)
 
-    def rounds(self) -> list[Reported]:
+    def taken(self) -> list[T]:
         """Those since the last call."""
-        taken = list(self._rounds)
-        self._rounds.clear()
-        return taken
-
-    def parts(self) -> list[RoundPart]:
-        """Those since the last call."""
-        taken = list(self._parts)
-        self._parts.clear()
+        taken = list(self._kept)
+        self._kept.clear()
         return taken
 
     def put(self, round: Reported) -> None:
-        if self.request is None:
-            self._put(self._rounds, round)
-            return
-        for state, at, before in round.of(self.request):
-            log = state.answer.log
-            kept = max(len(log) - before, 0)
-            self._put(self._parts, RoundPart(round, at, before - log.prompt_len, kept, state.answer.room + kept))
+        for part in self._parts(round):
+            if len(self._kept) == self._limit:  # the oldest goes, and is counted
+                self._owner.lost()
+            self._kept.append(part)
             self.wakeup.set()
 
-    def _put(self, queue: deque[T], item: T) -> None:
-        """The oldest goes, counted, when it is full."""
-        if len(queue) == self._limit:
-            self._owner.lost()
-        queue.append(item)
-
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Watch[T]:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._owner.close(self)
+
+
+def parts_of(round: Reported, request_id: str) -> Iterator[RoundPart]:
+    """Of all answers of one request."""
+    for at, (state, said) in enumerate(zip(round.states, round.rounds, strict=True)):
+        if state.request.id == request_id:
+            log, before = state.answer.log, said.committed_before
+            kept = max(len(log) - before, 0)
+            yield RoundPart(round, at, before - log.prompt_len, kept, state.answer.room + kept)
 
 
 class Explain:
@@ -85,25 +78,25 @@ class Explain:
     def __init__(self, lost: Callable[[], None] = lambda: None) -> None:
         self.lost = lost
         self.watched = False
-        self._watches: list[Watch] = []
+        self._watches: list[Watch[Any]] = []
 
-    def cell(self) -> Watch:
+    def cell(self) -> Watch[Reported]:
         """Every round of every lane from now on."""
-        return self._open(None, LANE_ROUNDS)
+        return self._open(lambda round: (round,), LANE_ROUNDS)
 
-    def request(self, request_id: str) -> Watch:
+    def request(self, request_id: str) -> Watch[RoundPart]:
         """The rounds of one request from now on; it need not run yet."""
-        return self._open(request_id, REQUEST_ROUNDS)
+        return self._open(partial(parts_of, request_id=request_id), REQUEST_ROUNDS)
 
-    def _open(self, request: str | None, limit: int) -> Watch:
+    def _open(self, parts: Callable[[Reported], Iterable[T]], limit: int) -> Watch[T]:
         if len(self._watches) >= MAX_WATCHES:
             raise Overloaded(f"{MAX_WATCHES} watch already", retry_after_s=1.0)
-        watch = Watch(self, request, limit)
+        watch = Watch(self, parts, limit)
         self._watches.append(watch)
         self.watched = True
         return watch
 
-    def close(self, watch: Watch) -> None:
+    def close(self, watch: Watch[Any]) -> None:
         if watch in self._watches:
             self._watches.remove(watch)
         self.watched = bool(self._watches)

@@ -19,7 +19,7 @@ def explained(policy: str, max_tokens: int = 40, **settings: object) -> list[Rou
             state = cell.ask(max_tokens=max_tokens, policy=policy)
             cell.ask((8, 9), max_tokens=max_tokens, policy=policy)
             await cell.finish(state)
-            return watch.parts()
+            return watch.taken()
 
     return story(tell, **settings)
 
@@ -74,7 +74,7 @@ async def test_a_cohort_in_numbers() -> None:
         await asyncio.sleep(0.05)
         cell.drafters[0].silent = True
         await cell.finish(*states)
-        sums = [step_of(each) for each in watch.rounds()]
+        sums = [step_of(each) for each in watch.taken()]
     assert sum(each.step_committed for each in sums) == 3 * 29
     assert {tuple(each.late) for each in sums} == {(), ("draft/0",)}
     drafted = [each for each in sums if each.step_drafted]
