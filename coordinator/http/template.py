@@ -128,11 +128,11 @@ CONFIG = "tokenizer_config.json"
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing
 # What a template is tried with, to see whether it shows them.
-_SAID, _CALLED = "Yq7RcP2w", "Kd4vTx9m"
-_USER = {"role": "user", "content": "u"}
-_CALL = {"id": "abcdefgh1", "type": "function", "function": {"name": _CALLED, "arguments": {"a": 1}}}
-_CALLS = {"role": "assistant", "tool_calls": [_CALL]}
-_RESULT = {"role": "tool", "tool_call_id": "abcdefgh1", "name": _CALLED, "content": _SAID}
+_SAID, CALLED = "Yq7RcP2w", "Kd4vTx9m"
+USER = {"role": "user", "content": "u"}
+_CALL = {"id": "abcdefgh1", "type": "function", "function": {"name": CALLED, "arguments": {"a": 1}}}
+CALLS = {"role": "assistant", "tool_calls": [_CALL]}
+_RESULT = {"role": "tool", "tool_call_id": "abcdefgh1", "name": CALLED, "content": _SAID}
 _OURS = {"messages", "add_generation_prompt", "tools", "documents", *_TOKENS}  # not a client's to set
 
 
@@ -189,21 +189,21 @@ class ChatTemplate:
 
     def _try_role(self, role: str) -> bool:
         said = {"role": "assistant", "content": "a"}
-        return any(self._shows(_SAID, [_USER, before, {**_RESULT, "role": role}]) for before in (_CALLS, said))
+        return any(self._shows(_SAID, [USER, before, {**_RESULT, "role": role}]) for before in (CALLS, said))
 
     @functools.cached_property
     def _shows_calls(self) -> bool:
-        return self._shows(_CALLED, [_USER, _CALLS, {**_RESULT, "name": "f"}]) or self._shows(_CALLED, [_USER, _CALLS])
+        return self._shows(CALLED, [USER, CALLS, {**_RESULT, "name": "f"}]) or self._shows(CALLED, [USER, CALLS])
 
     @functools.cached_property
     def shows_tools(self) -> bool:
         """Whether it writes the tools that may be called."""
         tool = {
             "type": "function",
-            "function": {"name": _CALLED, "description": _SAID, "parameters": {"type": "object"}},
+            "function": {"name": CALLED, "description": _SAID, "parameters": {"type": "object"}},
         }
         try:
-            return _CALLED in self.render([_USER], {}, add_generation_prompt=True, tools=[tool])
+            return CALLED in self.render([USER], {}, add_generation_prompt=True, tools=[tool])
         except InvalidRequest:
             return False
 

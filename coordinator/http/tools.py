@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from coordinator.http.forms import BodyPart
-from coordinator.http.template import ChatTemplate
+from coordinator.http.template import CALLED, CALLS, USER, ChatTemplate
 from dspark.errors import InvalidRequest, Unsupported
 
 MAX_TOOLS = 128
 SPACES = 4  # of white space between two parts of a call's arguments
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_PROBE = "Kd4vTx9m"  # a name that no template writes by itself
 
 
 class Function(BodyPart):
@@ -186,11 +185,9 @@ def format_of(template: ChatTemplate, named: str = "") -> Format | None:
     """How the target writes calls: the named way, or what its template makes of one; None where it makes nothing."""
     if named:
         return FORMATS[named]
-    call = {"id": "abcdefgh1", "type": "function", "function": {"name": _PROBE, "arguments": {"a": 1}}}
     for content in ("", None):
-        said = {"role": "assistant", "content": content, "tool_calls": [call]}
         try:
-            text = template.render([{"role": "user", "content": "u"}, said], {}, add_generation_prompt=False)
+            text = template.render([USER, {**CALLS, "content": content}], {}, add_generation_prompt=False)
         except InvalidRequest:
             continue
         for each in FORMATS.values():
@@ -202,12 +199,12 @@ def format_of(template: ChatTemplate, named: str = "") -> Format | None:
 def _writes(form: Format, text: str) -> bool:
     """Whether the probe in a template's text is written in this way."""
     if not form.free:  # the name may stand before its channel
-        return f" to=functions.{_PROBE}" in text
+        return f" to=functions.{CALLED}" in text
     if not form.parameters:
         begin, middle = re.escape(form.begin), re.escape(form.middle.strip())
-        return re.search(rf"{begin}\s?{_PROBE}\s*{middle}", text) is not None
+        return re.search(rf"{begin}\s?{CALLED}\s*{middle}", text) is not None
     begin = re.escape((form.opening or form.trigger).split(":")[0]).replace(r"\ ", r"\s*")
-    return form.parameters in text and re.search(rf"{begin}[^<>]*{_PROBE}", text) is not None
+    return form.parameters in text and re.search(rf"{begin}[^<>]*{CALLED}", text) is not None
 
 
 def read_tools(

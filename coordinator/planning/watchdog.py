@@ -120,12 +120,8 @@ class BlockSums:
 
     def add(self, seen: DraftedPass, memory: float) -> None:
         kept = math.exp(-seen.blocks / memory)
-        self.blocks = kept * self.blocks + seen.blocks
-        self.promised = kept * self.promised + seen.promised
-        self.accepted = kept * self.accepted + seen.accepted
-        self.squared = kept * self.squared + seen.squared
-        self.worth = kept * self.worth + seen.worth
-        self.slots = kept * self.slots + seen.slots
+        for name in self.__slots__:
+            setattr(self, name, kept * getattr(self, name) + getattr(seen, name))
 
     @property
     def ratio(self) -> float:
