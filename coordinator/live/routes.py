@@ -47,11 +47,11 @@ def live_routes(api: Api, membership: Membership, admission: Scheduler, streams:
 
     @router.get("/")
     async def index(request: Request) -> Response:
-        return page.send(INDEX, request)
+        return await page.get_response(INDEX, request.scope)
 
     @router.get("/live/page/{name}")
     async def file(name: str, request: Request) -> Response:
-        return page.send(name, request)
+        return await page.get_response(name, request.scope)
 
     @router.get("/live/cell", dependencies=client)
     async def cell() -> dict[str, Any]:
