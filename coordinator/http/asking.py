@@ -144,30 +144,20 @@ class Asking:
             while not only.done:
                 yield 0, await self._next(only)
             return
-        arrived: asyncio.Queue[tuple[int, list[OutputChunk]] | Exception | None] = asyncio.Queue(len(self.streams))
-
-        async def forward(index: int, stream: ResponseStream) -> None:
-            try:
-                while not stream.done:
-                    await arrived.put((index, await self._next(stream)))
-                await arrived.put(None)
-            except Exception as error:
-                await arrived.put(error)
-
-        tasks = [asyncio.create_task(forward(index, one)) for index, one in enumerate(self.streams)]
+        waiting = {asyncio.create_task(self._next(stream)): index for index, stream in enumerate(self.streams)}
         try:
-            left = len(tasks)
-            while left:
-                match await arrived.get():
-                    case None:
-                        left -= 1
-                    case Exception() as error:
-                        raise error
-                    case told:
-                        yield told
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    index = waiting[task]
+                    yield index, task.result()
+                    del waiting[task]
+                    if not self.streams[index].done:
+                        waiting[asyncio.create_task(self._next(self.streams[index]))] = index
         finally:
-            for task in tasks:
+            for task in waiting:
                 task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
 
     def scored(self, index: int) -> Scored | None:
         """What was told of a prompt; None where nothing was asked, or not yet."""
