@@ -363,17 +363,6 @@ def test_a_client_that_goes_frees_both_pools(cell: HttpCell, stream: bool) -> No
     cell.freed()
 
 
-def test_leaving_the_client_s_stream_frees_both_pools(cell: HttpCell) -> None:
-    with cell.openai() as client:
-        extra = {"ignore_eos": True}
-        stream = client.completions.create(model=MODEL, prompt="a", max_tokens=50_000, stream=True, extra_body=extra)
-        for event, _ in zip(stream, range(3), strict=False):
-            assert event.choices
-        assert cell.held
-        stream.close()
-        cell.freed()
-
-
 def test_a_refused_prompt_takes_the_others_back(cell: HttpCell) -> None:
     assert post(cell, completion(prompt=[[1, 2], [3, 5000]])).status_code == 400
     cell.freed()
