@@ -16,7 +16,8 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import accumulate
+from operator import mul
 
 from dspark.rounds.events import RoundReport
 
@@ -62,65 +63,20 @@ _EMPTY = {
 }
 
 
-class DraftedPass(NamedTuple):
-    """What the rounds of one pass say of one drafter."""
+@dataclass(slots=True)
+class BlockSums:
+    """Of sound blocks, fading."""
 
-    blocks: int  # sound ones
-    malformed: int
-    missing: int
-    formed: int = 0  # sound ones whose answer keeps a form, which drafters know nothing of: what is kept says nothing
+    blocks: float = 0.0
     promised: float = 0.0  # tokens, of the slots that were verified
     accepted: float = 0.0
     squared: float = 0.0  # sum of (accepted - promised)^2
     worth: float = 0.0  # accepted tokens, and what was promised behind them where nobody looked
-    first: float = 0.0  # promised of the first slots that were verified
     slots: float = 0.0  # that were drafted
 
-
-def drafted_passes(rounds: Sequence[RoundReport], formed: Sequence[bool]) -> dict[int, DraftedPass]:
-    """By drafter's number. A round without a block that is not its drafter's fault says nothing. formed: of each
-    round, whether its answer keeps a form."""
-    found: dict[int, list[float]] = {}
-    for each, form in zip(rounds, formed, strict=True):
-        fault = None if len(each.confidence) else _EMPTY.get(each.why_empty)
-        if not each.drafter or (fault is None and not len(each.confidence)):
-            continue
-        sums = found.setdefault(each.drafter, [0.0] * len(DraftedPass._fields))
-        if fault is not None or form:
-            sums[3 if fault is None else 1 if fault is Alarm.MALFORMED else 2] += 1
-            continue
-        promised = _survivals(each.confidence[: each.verified])
-        behind = _survivals(each.confidence[each.verified :]) if each.accepted == each.verified else 0.0
-        first = each.confidence[0] if each.verified else 0.0
-        apart = (each.accepted - promised) ** 2
-        worth, slots = each.accepted + behind, len(each.confidence)
-        for place, value in enumerate((1, 0, 0, 0, promised, each.accepted, apart, worth, first, slots)):
-            sums[place] += value
-    return {number: DraftedPass(*map(int, sums[:4]), *sums[4:]) for number, sums in found.items()}
-
-
-def _survivals(confidence: Sequence[float]) -> float:
-    alive, total = 1.0, 0.0
-    for each in confidence:
-        alive *= each
-        total += alive
-    return total
-
-
-@dataclass(slots=True)
-class BlockSums:
-    """Of blocks, fading."""
-
-    blocks: float = 0.0
-    promised: float = 0.0
-    accepted: float = 0.0
-    squared: float = 0.0
-    worth: float = 0.0
-    slots: float = 0.0
-
-    def add(self, seen: DraftedPass, memory: float) -> None:
+    def add(self, seen: BlockSums, memory: float) -> None:
         kept = math.exp(-seen.blocks / memory)
-        for name in self.__slots__:
+        for name in BlockSums.__slots__:
             setattr(self, name, kept * getattr(self, name) + getattr(seen, name))
 
     @property
@@ -140,6 +96,47 @@ class BlockSums:
     @property
     def mean_slots(self) -> float:
         return self.slots / self.blocks if self.blocks else 0.0
+
+
+@dataclass(slots=True)
+class DraftedPass(BlockSums):
+    """What the rounds of one pass say of one drafter."""
+
+    malformed: int = 0
+    missing: int = 0
+    formed: int = 0  # sound ones whose answer keeps a form, which drafters know nothing of: what is kept says nothing
+    first: float = 0.0  # promised of the first slots that were verified
+
+
+def drafted_passes(rounds: Sequence[RoundReport], formed: Sequence[bool]) -> dict[int, DraftedPass]:
+    """By drafter's number. A round without a block that is not its drafter's fault says nothing. formed: of each
+    round, whether its answer keeps a form."""
+    found: dict[int, DraftedPass] = {}
+    for each, form in zip(rounds, formed, strict=True):
+        fault = None if len(each.confidence) else _EMPTY.get(each.why_empty)
+        if not each.drafter or (fault is None and not len(each.confidence)):
+            continue
+        seen = found.setdefault(each.drafter, DraftedPass())
+        if fault is not None:
+            seen.malformed += fault is Alarm.MALFORMED
+            seen.missing += fault is Alarm.NOTHING_DRAFTED
+        elif form:
+            seen.formed += 1
+        else:
+            promised = _survivals(each.confidence[: each.verified])
+            behind = _survivals(each.confidence[each.verified :]) if each.accepted == each.verified else 0.0
+            seen.blocks += 1
+            seen.promised += promised
+            seen.accepted += each.accepted
+            seen.squared += (each.accepted - promised) ** 2
+            seen.worth += each.accepted + behind
+            seen.slots += len(each.confidence)
+            seen.first += each.confidence[0] if each.verified else 0.0
+    return found
+
+
+def _survivals(confidence: Sequence[float]) -> float:
+    return float(sum(accumulate(confidence, mul)))
 
 
 class DrafterWatch:

@@ -61,9 +61,10 @@ def test_a_pass_says_what_was_promised_and_what_was_kept_of_it() -> None:
     half = (0.5, 0.5, 0.5)
     rounds = [block(1, 2, half), block(2, 2, half), block(0), empty("invalid"), empty("late"), empty("off")]
     seen = drafted_passes(rounds, [each == block(0) for each in rounds])
-    assert seen == {3: DraftedPass(2, 1, 1, 1, 1.5, 3.0, 0.25**2 + 1.25**2, 1.0 + 2.5, 1.0, 6.0)}
+    blocks = DraftedPass(2, 1.5, 3.0, 0.25**2 + 1.25**2, 1.0 + 2.5, 6.0, malformed=1, missing=1, formed=1, first=1.0)
+    assert seen == {3: blocks}
     lacking = drafted_passes([empty("rows lost"), empty("unknown sequence"), empty("drafter late")], [False] * 3)
-    assert lacking == {3: DraftedPass(0, 0, 3)}, "told by the drafter, which every time drafts nothing"
+    assert lacking == {3: DraftedPass(missing=3)}, "told by the drafter, which every time drafts nothing"
     assert drafted_passes([empty("no drafter", 0), empty("last token"), empty("rows missing")], [False] * 3) == {}
 
 
