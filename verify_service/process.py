@@ -22,7 +22,7 @@ log = structlog.get_logger("dspark.verify")
 
 
 async def start(config: VerifyConfig, *, name: str = "verify/0") -> WorkerProcess[VerifyEnginePort]:
-    """Loads, tests and measures the target on the device thread, then serves."""
+    """Loads, tests and measures the target on the thread of passes, then serves."""
     check(config)
     load = partial(_load, config)
     process = await start_worker(
@@ -46,6 +46,12 @@ async def start(config: VerifyConfig, *, name: str = "verify/0") -> WorkerProces
 
 def _services(worker: Worker[VerifyEnginePort]) -> Services:
     engine = worker.engine
+    if engine.config.engine == "real":
+        import torch
+
+        # Of all threads but that of passes, which has its own number by now: with a pool of threads for each, OpenMP
+        # has more than there are processors, and lets them sleep behind every product.
+        torch.set_num_threads(1)
     push = FeaturePush(
         incarnation=worker.incarnation,
         projection=engine.projection.fingerprint if engine.projection is not None else "",

@@ -216,16 +216,16 @@ async def start_worker(
     services: Callable[[Worker[E]], Services],
     passes: bool = False,
 ) -> WorkerProcess[E]:
-    """Serves what `load` gives, which runs on the device's thread: it may take minutes. passes: whether to have a
-    thread for them."""
+    """Serves what `load` gives, which runs on the thread that computes: it may take minutes. passes: whether that is
+    another one than the device's."""
     keep_freed_memory()
     shell = Shell(role, config, lambda: model or config.engine)
     device = DeviceWorker(name)
-    threads, made = [device], None
+    computes = DeviceWorker(f"{name}-passes") if passes else None
+    threads, made = [each for each in (computes, device) if each is not None], None
     try:
-        engine, cost = await device.run(load)
-        worker = Worker(role, engine, device, shell, cost, DeviceWorker(f"{name}-passes") if passes else None)
-        threads = worker.threads
+        engine, cost = await (computes or device).run(load)
+        worker = Worker(role, engine, device, shell, cost, computes)
         made = services(worker)
         shell.metrics.pages_total.set(engine.held.pages_total)
         await shell.listen(made.servicers)

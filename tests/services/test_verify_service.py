@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from conductor import conducting, planned
 from faults.oracle import plain_greedy
 from workers import drafter, verifier
@@ -56,3 +57,10 @@ async def test_what_it_says_of_itself_and_the_stored_cost_curve(golden_target: P
         said = await described(v)
         assert said.cost.source == "stored"
         np.testing.assert_array_equal(codec.read_cost(said.cost)[2], curve[2])  # type: ignore[index]
+
+
+async def test_several_threads_are_those_of_passes_alone(golden_target: Path) -> None:
+    async with verifier(golden_target, threads=2) as process:
+        worker = process.worker
+        assert await worker.passes.run(torch.get_num_threads) == 2
+        assert await worker.device.run(torch.get_num_threads) == 1
