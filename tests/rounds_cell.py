@@ -30,7 +30,7 @@ from coordinator.simulation.verifier import SimulatedVerifier
 from coordinator.simulation.virtual_loop import run_virtual
 from coordinator.simulation.world import Hops, KVShape, World
 from coordinator.watching.watch import Explain
-from dspark.rounds.control import Down, Listener, Up
+from dspark.rounds.control import Down, Listener, PassReport, Up
 from dspark.rounds.orders import Waits
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
@@ -39,6 +39,8 @@ from dspark.types import SamplingParams
 
 T = TypeVar("T")
 P = ParamSpec("P")
+D = TypeVar("D", bound=Down)
+U = TypeVar("U", bound=Up)
 SLOTS = 4
 
 
@@ -124,6 +126,20 @@ class Tampered:
         self.said.extend(said)
         if self._listener is not None and said:
             self._listener.heard(said)
+
+    def in_reports(self, change: Callable[[PassReport], Sequence[Up]]) -> None:
+        """The verifier says this in place of each report from now on."""
+        self.tampers = lambda news: [
+            told for each in news for told in (change(each) if isinstance(each, PassReport) else (each,))
+        ]
+
+    def orders(self, kind: type[D]) -> list[D]:
+        """What was told of this kind."""
+        return [each for each in self.told if isinstance(each, kind)]
+
+    def news(self, kind: type[U]) -> list[U]:
+        """What was said of this kind."""
+        return [each for each in self.said if isinstance(each, kind)]
 
     def hold(self, what: Callable[[Up], bool] = lambda each: True) -> None:
         """News of this kind wait from now on."""

@@ -27,7 +27,7 @@ def ask(cell: RoundsCell, choices: int, name: str = "r", max_tokens: int = 8, **
 
 def prompts(cell: RoundsCell) -> int:
     """Run or asked for so far."""
-    return sum(isinstance(each, Admission) for each in cell.port.told)
+    return len(cell.port.orders(Admission))
 
 
 async def read(states: list[RequestState]) -> dict[int, list[int]]:
@@ -103,14 +103,11 @@ async def test_a_verifier_that_keeps_log_probabilities_to_itself_fails_the_reque
 async def test_a_verdict_whose_log_probabilities_are_not_its_tokens_fails_the_request(more: int) -> None:
     cell, one = RoundsCell(), ScoredToken(-1.0)
 
-    def tampered(each: Up) -> Up:
-        if not isinstance(each, PassReport):
-            return each
-        rows = each.report.rounds
-        told = [(one,) * (len(row.tokens) + (more if each.report.number else 0)) for row in rows]
-        return each._replace(logprobs=told)
+    def tampered(each: PassReport) -> list[Up]:
+        told = [(one,) * (len(row.tokens) + (more if each.report.number else 0)) for row in each.report.rounds]
+        return [each._replace(logprobs=told)]
 
-    cell.port.tampers = lambda news: [tampered(each) for each in news]
+    cell.port.in_reports(tampered)
     states = ask(cell, 1, "asks", logprobs=0)
     await cell.finish(*states)
     with pytest.raises(PeerError, match="log-probabilit"):
@@ -125,9 +122,7 @@ async def test_a_verdict_whose_log_probabilities_are_not_its_tokens_fails_the_re
 async def test_a_prompt_that_is_scored_otherwise_than_it_was_asked_for_fails_the_request(scored: ScoredPrompt) -> None:
     cell = RoundsCell()
     began = Started(prompt_logprobs=scored)
-    cell.port.tampers = lambda news: [
-        each._replace(started=began) if isinstance(each, PassReport) and each.started else each for each in news
-    ]
+    cell.port.in_reports(lambda each: [each._replace(started=each.started and began)])
     states = cell.submit(Request("scored", (5, 6), SamplingParams(0.0), 8, Fixed(3), prompt_logprobs=1))
     other = ask(cell, 1, "plain")
     await cell.finish(*states, *other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -19,7 +19,7 @@ from coordinator.queue.scheduler import FORM_RETRY_S, QueueBounds
 from dspark.errors import DsparkError, Overloaded, PeerError, RequestCancelled, Unavailable
 from dspark.rounds.control import Admission, DrafterAt, PassReport, Refused, Up, Use
 from dspark.rounds.events import Acknowledged, DrafterEvent, How, Release, Released, RoundReport, Why
-from dspark.rounds.plan import Plan, PlanKind
+from dspark.rounds.plan import Plan, PlanKind, Terms
 from dspark.types import Constraint, ConstraintKind, Draws, RefusalReason, SamplingParams
 
 POLICIES = ("adaptive", "fixed:1", "fixed:3", "threshold:0.5", "off")
@@ -50,7 +50,7 @@ async def test_several_policies_share_the_rounds_of_a_lane() -> None:
     assert max(i for i, count in enumerate(three.verified_histogram) if count) == 3
     assert off.drafted == 0
     assert off.rounds == 59 > 2 * three.rounds
-    assert max(report.tokens for report in cell.port.said if isinstance(report, PassReport)) > len(POLICIES)
+    assert max(report.tokens for report in cell.port.news(PassReport)) > len(POLICIES)
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 12))
@@ -93,9 +93,9 @@ async def test_an_end_that_only_the_text_shows_wastes_at_most_the_window(window:
     cell.admission.finish(state)
     await asyncio.sleep(0.1)
     assert cell.clean()
-    drawn = {len(each.report.rounds) for each in cell.port.said if isinstance(each, PassReport)}
-    assert drawn == {1}
-    beyond = sum(1 for each in cell.port.said if isinstance(each, PassReport)) - (known - 2)
+    reports = cell.port.news(PassReport)
+    assert {len(each.report.rounds) for each in reports} == {1}
+    beyond = len(reports) - (known - 2)
     assert 0 <= beyond <= window + 1, "the round that was running, and as many more as a verifier may run ahead"
 
 
@@ -119,9 +119,9 @@ async def test_prefills_go_a_few_at_a_time_in_order() -> None:
     cell = RoundsCell(waits=Conduct(prefills=2))
     states = [cell.ask((seed, *range(200)), max_tokens=3) for seed in range(6)]
     await asyncio.sleep(0.001)
-    assert sum(isinstance(each, Admission) for each in cell.port.told) == 2
+    assert len(cell.port.orders(Admission)) == 2
     await cell.finish(*states)
-    order = [each.admit.sequence for each in cell.port.told if isinstance(each, Admission)]
+    order = [each.admit.sequence for each in cell.port.orders(Admission)]
     assert order == sorted(order)
 
 
@@ -220,30 +220,18 @@ async def test_r9_an_epoch_is_written_before_the_verifier_hears_of_it_and_never_
 @pytest.mark.parametrize("fault", ["gap", "repeat", "length", "number"])
 @virtual
 async def test_r7_a_report_that_is_not_the_next_one_orphans_its_sequence(fault: str) -> None:
-    cell = RoundsCell()
-    seen = 0
+    cell, numbers = RoundsCell(), itertools.count(1)
 
-    def tamper(news: Sequence[Up]) -> list[Up]:
-        nonlocal seen
-        said: list[Up] = []
-        for each in news:
-            if isinstance(each, PassReport) and each.report.number:
-                seen += 1
-                if seen == 3:
-                    (row,) = each.report.rounds
-                    wrong = row._replace(committed_before=row.committed_before + 1)
-                    if fault == "number":
-                        wrong = row._replace(round=row.round + 1)
-                    if fault == "gap":
-                        continue
-                    if fault == "repeat":
-                        said.append(each)
-                    else:
-                        each = each._replace(report=each.report._replace(rounds=[wrong]))
-            said.append(each)
-        return said
+    def tamper(each: PassReport) -> list[PassReport]:
+        if not each.report.number or next(numbers) != 3:
+            return [each]
+        (row,) = each.report.rounds
+        wrong = row._replace(committed_before=row.committed_before + 1)
+        if fault == "number":
+            wrong = row._replace(round=row.round + 1)
+        return {"gap": [], "repeat": [each, each]}.get(fault, [with_rows(each, [wrong])])
 
-    cell.port.tampers = tamper
+    cell.port.in_reports(tamper)
     state = cell.ask(max_tokens=60)
     await cell.finish(state)
     assert await read(state) == answer_of((5, 6), 60), "neither repeated nor skipped"
@@ -252,18 +240,8 @@ async def test_r7_a_report_that_is_not_the_next_one_orphans_its_sequence(fault: 
     assert cell.clean()
 
 
-def with_rows(each: PassReport, rows: Sequence[RoundReport]) -> PassReport:
-    return each._replace(report=each.report._replace(rounds=rows))
-
-
-def in_reports(change: Callable[[PassReport], PassReport | None]) -> Callable[[Sequence[Up]], Sequence[Up]]:
-    """A verifier whose reports are not what they were; None: it forgets one."""
-
-    def tamper(news: Sequence[Up]) -> list[Up]:
-        changed = (change(each) if isinstance(each, PassReport) else each for each in news)
-        return [each for each in changed if each is not None]
-
-    return tamper
+def with_rows(each: PassReport, rows: Iterable[RoundReport]) -> PassReport:
+    return each._replace(report=each.report._replace(rounds=[*rows]))
 
 
 LIES = {
@@ -283,15 +261,12 @@ async def test_a_verifier_that_says_what_cannot_be_ends_that_request_and_no_othe
     cell = RoundsCell(pair=ToyPair(wrong_every=1000))
     victim, other = cell.ask(max_tokens=60), cell.ask((8, 9), max_tokens=40)
 
-    def tamper(each: PassReport) -> PassReport:
-        if each.report.number <= 2:
-            return each
-        mine = victim.sequence.number
-        return with_rows(
-            each, [LIES[lie](row) if row.sequence == mine and row.verified else row for row in each.report.rounds]
-        )
+    def told(row: RoundReport) -> RoundReport:
+        return LIES[lie](row) if row.sequence == victim.sequence.number and row.verified else row
 
-    cell.port.tampers = in_reports(tamper)
+    cell.port.in_reports(
+        lambda each: [with_rows(each, map(told, each.report.rounds)) if each.report.number > 2 else each]
+    )
     await cell.finish(victim, other)
     assert await read(other) == answer_of((8, 9), 40)
     with pytest.raises(PeerError, match="the verifier sent"):
@@ -305,11 +280,11 @@ async def test_a_verifier_that_says_what_cannot_be_ends_that_request_and_no_othe
 async def test_reasons_of_a_hostile_verifier_name_no_new_time_series() -> None:
     cell = RoundsCell(drafters=0)
 
-    def tamper(each: PassReport) -> PassReport:
+    def tamper(each: PassReport) -> list[Up]:
         number = each.report.number
-        return with_rows(each, [row._replace(why_empty=f"x{number}" * bool(number)) for row in each.report.rounds])
+        return [with_rows(each, [row._replace(why_empty=f"x{number}" * bool(number)) for row in each.report.rounds])]
 
-    cell.port.tampers = in_reports(tamper)
+    cell.port.in_reports(tamper)
     state = cell.ask(max_tokens=20, policy="fixed:1")
     await cell.finish(state)
     assert cell.metrics.value("empty_blocks_total", reason="unspecified") > 5
@@ -364,7 +339,7 @@ async def test_r10_a_drafter_that_only_this_process_lost_goes_on_drafting_for_wh
     await cell.finish(state, late)
     assert state.stats.drafted > before + 8
     assert late.stats.drafted == 0, "nobody new"
-    uses = [each.use for each in cell.port.told if isinstance(each, DrafterAt)]
+    uses = [each.use for each in cell.port.orders(DrafterAt)]
     assert uses == [Use.YES, Use.NO_NEW, Use.GONE]
     assert cell.clean()
 
@@ -396,7 +371,7 @@ async def test_a_silent_drafter_costs_a_deadline_and_its_sequences_go_to_another
     await cell.finish(state)
     assert await read(state) == answer_of((5, 6), 400)
     assert cell.metrics.value("empty_blocks_total", reason="late") == 1
-    assert [each.what for each in cell.port.said if isinstance(each, DrafterEvent)] == ["late", "silent"]
+    assert [each.what for each in cell.port.news(DrafterEvent)] == ["late", "silent"]
     assert state.stats.drafted > 0
 
 
@@ -465,12 +440,8 @@ async def test_a_distrusted_drafter_drafts_no_more_under_the_ratio_rules() -> No
     assert ratio.drafter is not None
     places = (1 << 20, *[0] * 63)
     liar = Draws(cell.drafters[0].facts.fingerprint, slots=1 << 20, places=places)
-    tamper_once = [True]
-
-    def tamper(each: PassReport) -> PassReport:
-        return each._replace(draws=(liar,)) if each.report.number and tamper_once and tamper_once.pop() else each
-
-    cell.port.tampers = in_reports(tamper)
+    lies = [(liar,)]
+    cell.port.in_reports(lambda each: [each._replace(draws=lies.pop()) if each.report.number and lies else each])
     await asyncio.sleep(0.05)
     assert cell.metrics.value("monitor_alarms_total", drafter=liar.drafter_version[:16], statistic="places") == 1
     assert ratio.drafter is None
@@ -552,14 +523,12 @@ async def test_a_verifier_that_will_leave_settles_its_sequences_and_they_move() 
     assert len(first) == 4, "each leaves when it is settled"
     await cell.finish(*states, late)
     assert len(first) == 0
-    settled = [each for each in port.told if isinstance(each, Release) and each.how is How.SETTLE]
-    assert len(settled) == 4
+    assert sum(each.how is How.SETTLE for each in port.orders(Release)) == 4
     for seed, state in enumerate(states):
         assert await read(state) == answer_of((seed, 3), 60)
         assert (state.handovers, state.sequence.epoch, state.moved) == (0, 1, True)
-    gone = [each for each in port.said if isinstance(each, Released)]
-    drawn = {each.sequence: each.rounds for each in gone}
-    reported = [row for each in port.said if isinstance(each, PassReport) for row in each.report.rounds]
+    drawn = {each.sequence: each.rounds for each in port.news(Released)}
+    reported = [row for each in port.news(PassReport) for row in each.report.rounds]
     assert drawn == {number: sum(row.sequence == number for row in reported) for number in drawn}
     assert cell.metrics.value("handovers_total", reason="drained") == 4
     assert cell.clean()
@@ -590,14 +559,14 @@ async def test_a_verifier_that_never_settles_a_sequence_loses_it() -> None:
 # One sequence of many.
 
 
-def silent_about(number: int) -> Callable[[Sequence[Up]], Sequence[Up]]:
+def silent_about(number: int) -> Callable[[PassReport], list[PassReport]]:
     """As a verifier that forgot a sequence, and says nothing of it any more."""
 
-    def tamper(each: PassReport) -> PassReport | None:
+    def tamper(each: PassReport) -> list[PassReport]:
         rows = [row for row in each.report.rounds if row.sequence != number]
-        return with_rows(each, rows)._replace(labels=None) if rows else None
+        return [with_rows(each, rows)._replace(labels=None)] if rows else []
 
-    return in_reports(tamper)
+    return tamper
 
 
 @virtual
@@ -606,12 +575,12 @@ async def test_a_sequence_that_its_verifier_is_silent_about_moves_and_no_other_d
     stuck, other = cell.ask(max_tokens=60, policy="fixed:2"), cell.ask((8, 3), max_tokens=2000, policy="off")
     await cell.until(lambda: len(stuck.answer.log) > 20)
     stands = stuck.answer.log.answered
-    cell.port.tampers = silent_about(stuck.sequence.number)
+    cell.port.in_reports(silent_about(stuck.sequence.number))
     await asyncio.sleep(1.9)
     assert (stuck.sequence.epoch, stuck.answer.log.answered) == (0, stands)
-    assert not any(isinstance(each, Release) for each in cell.port.told)
-    await cell.until(lambda: any(isinstance(each, Release) for each in cell.port.told), within_s=1.0)
-    (release,) = [each for each in cell.port.told if isinstance(each, Release)]
+    assert not cell.port.orders(Release)
+    await cell.until(lambda: bool(cell.port.orders(Release)), within_s=1.0)
+    (release,) = cell.port.orders(Release)
     assert (release.sequence, release.how) == (stuck.sequence.number, How.SETTLE)
     cell.port.tampers = lambda news: news
     await cell.finish(stuck)
@@ -628,11 +597,9 @@ async def test_nobody_moves_for_silence_while_the_verifier_has_no_page_left(left
     starved, other = cell.ask(max_tokens=60, policy="off"), cell.ask((8, 3), max_tokens=2000, policy="off")
     await cell.until(lambda: len(starved.answer.log) > 20)
     silent = silent_about(starved.sequence.number)
-    cell.port.tampers = lambda news: [
-        each._replace(pages_free=left) if isinstance(each, PassReport) else each for each in silent(news)
-    ]
+    cell.port.in_reports(lambda each: [told._replace(pages_free=left) for told in silent(each)])
     await asyncio.sleep(6.0)
-    assert any(isinstance(each, Release) for each in cell.port.told) is bool(left)
+    assert bool(cell.port.orders(Release)) is bool(left)
     assert not other.sequence.epoch
 
 
@@ -660,7 +627,7 @@ async def test_what_a_lost_release_left_behind_is_dropped() -> None:
 async def test_a_prompt_that_others_overtook_is_run_again() -> None:
     cell = RoundsCell(waits=Conduct(prefill_s=10.0))
     lost = cell.ask(max_tokens=4)
-    cell.port.tampers = silent_about(lost.sequence.number)
+    cell.port.in_reports(silent_about(lost.sequence.number))
     await asyncio.sleep(5.0)
     later = cell.ask((8, 9), max_tokens=2000, policy="off")
     await asyncio.sleep(4.0)
@@ -680,17 +647,14 @@ async def test_a_prompt_is_waited_for_while_prompts_get_on() -> None:
     slow = cell.ask(max_tokens=4)
     silent, riding = silent_about(slow.sequence.number), itertools.count()
 
-    def got_on(news: Sequence[Up]) -> list[Up]:
+    def got_on(each: PassReport) -> list[PassReport]:
         """Another coordinator's prompts get on now and then."""
-        return [
-            each._replace(prefill_tokens=8) if isinstance(each, PassReport) and not next(riding) % 50 else each
-            for each in silent(news)
-        ]
+        return [told if next(riding) % 50 else told._replace(prefill_tokens=8) for told in silent(each)]
 
-    cell.port.tampers = got_on
+    cell.port.in_reports(got_on)
     await asyncio.sleep(25.0)
     assert (slow.sequence.epoch, slow.handovers) == (0, 0)
-    assert not any(isinstance(each, Release) for each in cell.port.told)
+    assert not cell.port.orders(Release)
 
 
 @virtual
@@ -699,7 +663,7 @@ async def test_a_prompt_that_waits_while_none_gets_on_is_run_again() -> None:
     busy = cell.ask((8, 9), max_tokens=4000, policy="off")
     await cell.until(lambda: len(busy.answer.log) > 20)
     slow = cell.ask(max_tokens=4)
-    cell.port.tampers = silent_about(slow.sequence.number)
+    cell.port.in_reports(silent_about(slow.sequence.number))
     await asyncio.sleep(9.0)
     assert not slow.sequence.epoch
     cell.port.tampers = lambda news: news
@@ -737,7 +701,7 @@ async def test_a_prompt_is_run_under_its_own_salt_wherever_it_goes() -> None:
     cell.add_verifier()
     await cell.finish(*states)
     for port in (first, cell.port):
-        salts = {each.admit.sequence: each.cache_salt for each in port.told if isinstance(each, Admission)}
+        salts = {each.admit.sequence: each.cache_salt for each in port.orders(Admission)}
         assert salts == {1: "one", 2: "", 3: "two"}
 
 
@@ -818,7 +782,7 @@ async def test_the_youngest_makes_room_and_comes_back() -> None:
     assert cell.metrics.value("prefills_total", reason="preempted") == preempted > 1
     assert states[0].sequence.epoch == 0, "the oldest always goes on"
     assert cell.metrics.value("handovers_total", reason="lost") == 0
-    whys = {each.why for each in cell.port.said if isinstance(each, Released)}
+    whys = {each.why for each in cell.port.news(Released)}
     assert Why.OUT_OF_PAGES in whys
     assert cell.clean()
 
@@ -858,13 +822,11 @@ def refused(port: Any, told: PassReport, why: RefusalReason, message: str, *, lo
 async def test_who_is_turned_away_before_anybody_looked_at_the_prompt_waits_in_front() -> None:
     cell = RoundsCell()
 
-    def tamper(news: Sequence[Up]) -> list[Up]:
+    def tamper(each: PassReport) -> list[Up]:
         cell.port.tampers = lambda news: news
-        (each,) = news
-        assert isinstance(each, PassReport)
         return refused(cell.port, each, RefusalReason.NO_PAGES, "the verifier is draining")
 
-    cell.port.tampers = tamper
+    cell.port.in_reports(tamper)
     state = cell.ask()
     await cell.finish(state)
     assert (state.sequence.turned_away, state.handovers) == (1, 0)
@@ -881,16 +843,9 @@ async def test_an_answer_that_has_begun_waits_for_a_verifier_that_has_no_time_fo
     cell.add_verifier()
     port, times = cell.ports[-1], itertools.count(1)
 
-    def tamper(news: Sequence[Up]) -> list[Up]:
-        said: list[Up] = []
-        for each in news:
-            if isinstance(each, PassReport) and next(times) == 1:
-                said += refused(port, each, RefusalReason.BUSY, "constraint: no time")
-            else:
-                said.append(each)
-        return said
-
-    port.tampers = tamper
+    port.in_reports(
+        lambda each: [each] if next(times) > 1 else refused(port, each, RefusalReason.BUSY, "constraint: no time")
+    )
     await cell.until(lambda: state.sequence.turned_away == 1)
     began, other = asyncio.get_running_loop().time(), cell.ask(max_tokens=4)
     await cell.finish(other)
@@ -915,15 +870,7 @@ async def test_who_is_refused_hears_why(
     why: RefusalReason, error: type[DsparkError], words: str, looked_at: bool
 ) -> None:
     cell = RoundsCell(bounds=QueueBounds(max_handovers=2))
-
-    def tamper(news: Sequence[Up]) -> list[Up]:
-        said: list[Up] = []
-        for each in news:
-            if isinstance(each, PassReport):
-                said += refused(cell.port, each, why, "not these", looked_at=looked_at)
-        return said
-
-    cell.port.tampers = tamper
+    cell.port.in_reports(lambda each: refused(cell.port, each, why, "not these", looked_at=looked_at))
     state = cell.ask()
     await cell.finish(state)
     with pytest.raises(error, match=words):
@@ -935,30 +882,27 @@ async def test_who_is_refused_hears_why(
 # Plans.
 
 
+def terms_before(cell: RoundsCell, number: int) -> Terms:
+    """Of a sequence, by the last plan that was told before its admission."""
+    told = itertools.takewhile(lambda e: not (isinstance(e, Admission) and e.admit.sequence == number), cell.port.told)
+    return [each for each in told if isinstance(each, Plan)][-1].terms_of(number)
+
+
 @virtual
 async def test_a_plan_is_told_once_and_names_a_newcomer_with_terms_of_its_own() -> None:
     cell = RoundsCell()
     state = cell.ask(max_tokens=60, policy="fixed:2")
     await cell.finish(state)
-    plans = [each for each in cell.port.told if isinstance(each, Plan)]
-    first = next(at for at, each in enumerate(cell.port.told) if isinstance(each, Admission))
-    before = [each for each in cell.port.told[:first] if isinstance(each, Plan)]
-    number = state.sequence.number
-    assert before[-1].terms_of(number).kind is PlanKind.FIXED
-    assert before[-1].terms_of(number).slots == 2
+    plans = cell.port.orders(Plan)
+    terms = terms_before(cell, state.sequence.number)
+    assert (terms.kind, terms.slots) == (PlanKind.FIXED, 2)
     assert len(plans) < 6, "nothing changes, so nothing is said"
     assert [each.number for each in plans] == sorted({each.number for each in plans})
     cell.ask((8, 9), max_tokens=60, policy="off")
     await asyncio.sleep(0.1)
     another = cell.ask((3, 3), max_tokens=20, policy="fixed:1")
     await cell.finish(another)
-    first = next(
-        at
-        for at, each in enumerate(cell.port.told)
-        if isinstance(each, Admission) and each.admit.sequence == another.sequence.number
-    )
-    before = [each for each in cell.port.told[:first] if isinstance(each, Plan)]
-    assert before[-1].terms_of(another.sequence.number).slots == 1
+    assert terms_before(cell, another.sequence.number).slots == 1
 
 
 @virtual
@@ -980,7 +924,7 @@ async def test_weights_of_requests_reach_the_terms_of_their_blocks() -> None:
     await cell.finish(*states)
     weights = {
         tuple(round(each.terms_of(state.sequence.number).weight, 3) for state in states)
-        for each in cell.port.told
-        if isinstance(each, Plan) and each.terms.kind is PlanKind.PRICE
+        for each in cell.port.orders(Plan)
+        if each.terms.kind is PlanKind.PRICE
     }
     assert any(second == pytest.approx(3.0 * first) for first, second in weights)

@@ -173,25 +173,19 @@ async def test_log_probabilities_are_told_again_with_their_tokens() -> None:
     told = [ScoredToken(-float(token)) for token in EXPECTED]
     params = replace(SAMPLED, logprobs=0)
 
-    def scored(each: Up) -> Up:
-        if not isinstance(each, PassReport):
-            return each
-        return each._replace(
-            logprobs=[[ScoredToken(-float(token)) for token in row.tokens] for row in each.report.rounds]
-        )
-
-    def tell(toy: RoundsCell) -> None:
-        toy.port.tampers = lambda news: [scored(each) for each in news]
+    def scored(each: PassReport) -> list[Up]:
+        rows = each.report.rounds
+        return [each._replace(logprobs=[[ScoredToken(-float(token)) for token in row.tokens] for row in rows])]
 
     journal = in_memory()
     first = Desk(journal)
-    tell(first.toy)
+    first.toy.port.in_reports(scored)
     reader, sink, _ = first.ask(params=params)
     await first.read(reader, sink, at_least=9)
     lose(first)
     for held in (2, 5, 9):
         second = Desk(journal)
-        tell(second.toy)
+        second.toy.port.in_reports(scored)
         reader, sink, _ = second.ask(params=params, offsets=(held,))
         got: list[ScoredToken] = []
         while not reader.done:
@@ -214,7 +208,7 @@ async def test_an_answer_that_ended_unseen_is_told_without_any_work() -> None:
     reader, sink, call = second.ask(offsets=(TOKENS,))
     await second.read(reader, sink)
     assert not call.states
-    assert not any(isinstance(each, Admission) for each in second.toy.port.told)
+    assert not second.toy.port.orders(Admission)
     assert reader.answers[0].end is not None
     assert reader.answers[0].end.reason.value == "length"
 
@@ -301,4 +295,4 @@ async def test_a_tenant_s_request_runs_under_its_tenant_s_names() -> None:
     call = desk.cell.submit(SubmitRequest(message, request, 0.0, 60.0), OutputQueue(64))
     await asyncio.sleep(0.1)
     assert (call.states[0].request.id, call.states[0].request.cache_salt) == ("acme/r", "acme/s")
-    assert [each.cache_salt for each in desk.toy.port.told if isinstance(each, Admission)] == ["acme/s"]
+    assert [each.cache_salt for each in desk.toy.port.orders(Admission)] == ["acme/s"]
