@@ -69,37 +69,6 @@ def _abandon(file: JournalFile | None) -> int:
     return -1
 
 
-def test_an_epoch_counts_once_it_began_before_anything_is_committed_under_it(tmp_path: Path) -> None:
-    first = on_disk(tmp_path)
-    entry = first.open(request())
-    first.begins(entry, 0, 5)
-    first.begins(entry, 0, 3)  # said late
-    first.write()
-    first._file._lock = _abandon(first._file)
-    second = on_disk(tmp_path)
-    (said,) = second.find("r").answers  # type: ignore[union-attr]
-    assert (said.tokens, said.epoch) == ([], 5)
-    second.close()
-
-
-def test_a_resumed_request_is_kept_whole_and_once(tmp_path: Path) -> None:
-    first = on_disk(tmp_path)
-    entry = first.open(request())
-    first.committed(entry, CommittedTokens((1, 2), None))
-    first.close()
-    second = on_disk(tmp_path)
-    again = second.open(request(), second.find("r"))
-    second.begins(again, 0, 1)
-    second.committed(again, CommittedTokens((3,), None))
-    second.write()
-    second.committed(again, CommittedTokens((4,), End(Reason.LENGTH)))
-    second.close()
-    third = on_disk(tmp_path)
-    (said,) = third.find("r").answers  # type: ignore[union-attr]
-    assert (said.tokens, said.epoch, said.end) == ([1, 2, 3, 4], 1, End(Reason.LENGTH))
-    third.close()
-
-
 @pytest.mark.parametrize("damage", ["cut", "flipped", "no magic"])
 def test_a_damaged_tail_costs_the_tail_alone(tmp_path: Path, damage: str) -> None:
     journal = on_disk(tmp_path)
@@ -163,7 +132,7 @@ def test_the_highest_epoch_that_began_and_what_ended_outlive_every_process(
     first.committed(entry, CommittedTokens((3,), None, 0))
     first.begins(entry, 1, 1)
     first.committed(entry, CommittedTokens((4,), End(Reason.STOP, token_id=4), 1))
-    assert entry.answers[0].epoch == 5
+    first.begins(entry, 2, 4)  # and nothing was committed under it
     for number in range(100):
         clock.now += 1.0
         noise = first.open(request(f"noise {number}"))
@@ -171,14 +140,19 @@ def test_the_highest_epoch_that_began_and_what_ended_outlive_every_process(
         first.left(noise)
         first.write()
     first.close()
-    for _ in range(3):  # processes that read it and go on with it
+    for number in range(3):  # processes that read it and go on with it
         journal = on_disk(tmp_path, segment=segment, keep_s=keep_s, clock=clock)
         found = journal.find("r")
         assert found is not None
         assert found.seed == 77
-        assert [(said.tokens, said.epoch) for said in found.answers] == [([1, 2, 3], 5), ([4], 1), ([], 0)]
+        assert [(said.tokens, said.epoch) for said in found.answers] == [
+            ([1, 2, 3, *range(number)], 5),
+            ([4], 1),
+            ([], 4),
+        ]
         assert [said.end for said in found.answers] == [None, End(Reason.STOP, token_id=4), None]
-        journal.open(request(seed=77, choices=3), found)
+        again = journal.open(request(seed=77, choices=3), found)
+        journal.committed(again, CommittedTokens((number,), None, 0))
         journal.close()
 
 
