@@ -74,14 +74,19 @@ class DrafterClient:
         """on_draining: gets the seconds that are left. on_lost: called once."""
         self.facts = facts
         self._on_lost, self._on_draining = on_lost, on_draining
-        self._why_lost: str | None = None
+        self._closed = False
         stub = draft_pb2_grpc.DraftStub(channel)  # type: ignore[no-untyped-call]
         self._call = stub.Watch(draft_pb2.WatchRequest(incarnation=facts.incarnation), metadata=auth_metadata(token))
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     def close(self, why: str) -> None:
-        """Lets it go."""
-        self._lose(why)
+        """It is lost, or let go."""
+        if self._closed:
+            return
+        self._closed = True
+        self._call.cancel()
+        self._watching.cancel()
+        self._on_lost(f"{self.facts.name}: {why}")
 
     async def ended(self) -> None:
         """Waits until the stream is gone for good."""
@@ -96,12 +101,4 @@ class DrafterClient:
         except grpc.aio.AioRpcError as error:
             why = f"{error.code().name.lower()}: {error.details()}"
         finally:
-            self._lose(why)
-
-    def _lose(self, why: str) -> None:
-        if self._why_lost is not None:
-            return
-        self._why_lost = why
-        self._call.cancel()
-        self._watching.cancel()
-        self._on_lost(f"{self.facts.name}: {why}")
+            self.close(why)

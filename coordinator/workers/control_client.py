@@ -43,7 +43,7 @@ class ControlClient:
         self._unsent: list[Down] = []
         self._more = asyncio.Event()
         self._lease_s: float | None = None  # known once the verifier has spoken
-        self._why_lost: str | None = None
+        self._closed = False
         stub = verify_pb2_grpc.VerifyStub(channel)  # type: ignore[no-untyped-call]
         self._call = ending_as_told(stub.Control(self._messages(), metadata=auth_metadata(token)))
         self._listening = asyncio.get_running_loop().create_task(self._listen())
@@ -52,15 +52,24 @@ class ControlClient:
         self._listener = listener
 
     def tell(self, orders: Sequence[Down]) -> None:
-        if self._why_lost is not None:
+        if self._closed:
             return
         self._unsent += orders
         self._more.set()
         if len(self._unsent) > MAX_UNSENT:
-            self._lose(f"{len(self._unsent)} orders wait to be sent")
+            self.close(f"{len(self._unsent)} orders wait to be sent")
 
     def close(self, why: str) -> None:
-        self._lose(why)
+        """It is lost, or let go."""
+        if self._closed:
+            return
+        self._closed = True
+        self._unsent.clear()
+        self._more.set()
+        self._call.cancel()
+        self._listening.cancel()
+        if self._listener is not None:
+            self._listener.lost(f"{self._name}: {why}")
 
     async def ended(self) -> None:
         """Waits until the stream is gone for good."""
@@ -68,7 +77,7 @@ class ControlClient:
             await self._listening
 
     async def _messages(self) -> AsyncIterator[verify_pb2.ControlDown]:
-        while self._why_lost is None:
+        while not self._closed:
             with contextlib.suppress(TimeoutError):  # nothing to say is a sign of life
                 async with asyncio.timeout(None if self._lease_s is None else self._lease_s / SIGNS):
                     await self._more.wait()
@@ -89,7 +98,7 @@ class ControlClient:
             log.error("control.failed", verifier=self._name, exc_info=error)
             why = "what it said could not be read; see the coordinator's log"
         finally:
-            self._lose(why)
+            self.close(why)
 
     def _heard(self, message: verify_pb2.ControlUp) -> None:
         if message.incarnation != self._incarnation:
@@ -100,14 +109,3 @@ class ControlClient:
         news = read_up(message)
         if news and self._listener is not None:
             self._listener.heard(news)
-
-    def _lose(self, why: str) -> None:
-        if self._why_lost is not None:
-            return
-        self._why_lost = why
-        self._unsent.clear()
-        self._more.set()
-        self._call.cancel()
-        self._listening.cancel()
-        if self._listener is not None:
-            self._listener.lost(f"{self._name}: {why}")
