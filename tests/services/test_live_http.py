@@ -65,19 +65,11 @@ def test_an_answer_is_told_token_by_token_as_it_is_over_grpc(cell: HttpCell, htt
         assert told["prefix"] <= (3 if policy == "fixed:3" else len(slots))
         assert told["round_ms"] > 0
         assert (told["empty_because"] != "") == (not slots)
+        assert policy != "off" or told["empty_because"] == "policy_off"
+        assert policy != "fixed:3" or not slots or told["why"] in ("fixed", "whole", "room")
     drafted = sum(token["origin"] == "drafted" for token in tokens)
     assert drafted == sum(each["told"]["accepted"] for each in rounds) == end["accepted"]
-
-
-def test_rounds_that_the_verifier_runs_are_told_in_the_same_words() -> None:
-    with HttpCell() as running, httpx.Client(base_url=running.url, timeout=30.0) as http:
-        _, _, *plain, _ = ask(http, policy="off", max_tokens=8)
-        assert {told["told"]["empty_because"] for told in plain} == {"policy_off"}
-        _, _, *rounds, end = ask(http, policy="fixed:3")
-        drafted = [told["told"] for told in rounds if told["told"]["slots"]]
-        assert {told["why"] for told in drafted} <= {"fixed", "whole", "room"}
-        assert sum(told["accepted"] for told in drafted) == end["accepted"] > 0
-        running.freed()
+    assert (drafted > 0) is (policy != "off")
 
 
 def test_a_conversation_goes_through_the_targets_template(cell: HttpCell, http: httpx.Client) -> None:
