@@ -58,13 +58,10 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> Frontend
     tokenizer = find_tokenizer(config.target, config.target_revision)
     clock = asyncio.get_running_loop()
     hello = frontend_pb2.FrontendHello(name=name, incarnation=shell.incarnation, pid=os.getpid())
-    changes: set[asyncio.Task[None]] = set()
 
     def changed(serving: bool) -> None:
         log.info("frontend.serving" if serving else "frontend.waiting", name=name, coordinator=config.coordinator)
-        change = clock.create_task(shell.server.set_serving(serving))
-        changes.add(change)
-        change.add_done_callback(changes.discard)
+        shell.server.say_serving(serving)
 
     try:
         cell = RemoteCell(
