@@ -18,8 +18,6 @@ from enumeration import (
     Machine,
     Prefix,
     TokenRounds,
-    Tokens,
-    build,
     coupled_law,
     dyadic_world,
     emitted,
@@ -30,7 +28,6 @@ from enumeration import (
     variation,
 )
 
-from dspark.rounds.plan import PlanKind, Terms, prefixes
 from dspark.rounds.policy import Adaptive, Fixed, Policy, Threshold
 
 TABLES_PER_CELL = 10
@@ -145,44 +142,3 @@ def test_a_length_that_depends_on_earlier_drafted_tokens_alone_is_harmless() -> 
 
         for rounds in RULES.values():
             assert variation(emitted(world, Machine(prefix, rounds=rounds)), exact(world)) <= BOUND
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_two_sequences_that_compete_for_one_cap_keep_their_joint_law(rule: str) -> None:
-    # Each row's length depends on what the other drafted; the joint law must still be the product.
-    for seed in range(20):
-        rng = np.random.default_rng((seed, 2))
-        kind = sorted(KINDS)[seed % len(KINDS)]
-
-        def rows(contexts: int, slots: int, rng: np.random.Generator = rng, kind: str = kind):  # type: ignore[no-untyped-def]
-            return *KINDS[kind](rng, contexts, slots, 2), rng.random(slots)
-
-        worlds = [build(2, 2, 3, rows) for _ in range(2)]
-        rounds = [RULES[rule](world, Machine(lambda *_: 0)) for world in worlds]
-        terms = [Terms(PlanKind.PRICE, 2, 0.2, weight, int(rng.integers(1, 4))) for weight in (1.0, 1.3)]
-        mass: dict[tuple[Tokens, Tokens], float] = {((), ()): 1.0}
-        ended: dict[Tokens, float] = {}
-        while mass:
-            pair = min(mass, key=lambda pair: len(pair[0]) + len(pair[1]))
-            here = mass.pop(pair)
-            running = [row for row in (0, 1) if len(pair[row]) < 3]
-            if not running:
-                ended[pair[0] + pair[1]] = here
-                continue
-            for drafts in itertools.product(*(rounds[row].blocks(pair[row]) for row in running)):
-                verified = prefixes([draft[2] for draft in drafts], [terms[row] for row in running])
-                results = [
-                    rounds[row].outcomes(pair[row], draft[0][:count])
-                    for row, draft, count in zip(running, drafts, verified, strict=True)
-                ]
-                for outcome in itertools.product(*results):
-                    after, chance = list(pair), here
-                    for row, draft, (tokens, share) in zip(running, drafts, outcome, strict=True):
-                        after[row] = (pair[row] + tokens)[:3]
-                        chance *= draft[1] * share
-                    if chance > 0.0:
-                        key = (after[0], after[1])
-                        mass[key] = mass.get(key, 0.0) + chance
-        first, second = (exact(world) for world in worlds)
-        product = {a + b: pa * pb for (a, pa), (b, pb) in itertools.product(first.items(), second.items())}
-        assert variation(ended, product) <= BOUND

@@ -58,7 +58,7 @@ def worlds(kind: str, seed: int) -> list[World]:
 
 
 def plans(terms: Terms, window: int) -> Setting:
-    """The price follows the confidences of the last reported round; other terms stay."""
+    """Price and cap follow the confidences of the last reported round; other terms stay."""
     first = Plan(0, terms, window=window)
 
     def then(confidences: Confidences) -> Plan:
@@ -67,7 +67,8 @@ def plans(terms: Terms, window: int) -> Setting:
         kind = round(100 * sum(map(sum, confidences))) % 4
         if kind == 3:
             return Plan(3, Terms(PlanKind.OFF), window=window)
-        return Plan(kind, terms._replace(price=(0.2, 0.5, 0.92)[kind]), window=window)
+        cap = NO_CAP if terms.cap == NO_CAP else 1 + kind
+        return Plan(kind, terms._replace(price=(0.2, 0.5, 0.92)[kind], cap=cap), window=window)
 
     return Setting(first, then)
 
@@ -88,11 +89,23 @@ def walked(made: Sequence[World], rule: str, setting: Setting) -> tuple[float, s
 @pytest.mark.parametrize("terms", TERMS)
 def test_what_is_reported_follows_the_target_s_law_exactly(terms: str, rule: str, window: int) -> None:
     seen: set[int] = set()
-    for kind, seed in (("logits", 1), ("logits", 2), ("zeros", 1), ("ties", 2)):
+    for kind, seed in (*((kind, 1) for kind in KINDS), ("logits", 2), ("ties", 2)):
         off, chosen = walked(worlds(kind, seed), rule, plans(TERMS[terms], window))
         assert off <= BOUND
         seen |= chosen
     assert seen == ({0} if terms == "off" else {0, 1, 2}), "every length occurs"
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rows_of_unlike_worth_that_compete_for_one_cap_keep_their_joint_law(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlike(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[int]:
+        return prefixes(blocks, [each._replace(weight=1.0 + 0.3 * row) for row, each in enumerate(terms)])
+
+    monkeypatch.setattr(passes, "prefixes", unlike)
+    for kind in KINDS:
+        assert walked(worlds(kind, 1), rule, plans(TERMS["capped"], 0))[0] <= BOUND
 
 
 def test_a_plan_that_knows_the_block_it_comes_before_does_not_meet_it() -> None:
