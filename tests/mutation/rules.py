@@ -40,7 +40,7 @@ C = "tests/unit/draft_service/test_family_contexts.py"
 CONTEXTS = (f"{C}::test_blocks_are_the_model_s_however_rows_came",)
 F = "tests/unit/model/test_formats.py"
 SHAPES = (
-    f"{D}test_shaping.py::test_several_rounds_follow_the_penalised_law_exactly",
+    f"{D}test_shaping.py::test_rows_follow_the_definition_with_drafted_tokens_as_said",
     f"{D}test_shaping.py::test_what_transformers_means_by_repetition_least_length_and_bias",
 )
 
