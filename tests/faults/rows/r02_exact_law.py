@@ -1,7 +1,7 @@
 """Row 2: what several rounds emit is the target's law, whatever is drafted and however little of it is verified.
 
 Coins are integrated, not drawn: the real acceptance code of each rule, with the plans that verifiers go by deciding how
-much of every block it sees. Tables of seven kinds, adversarial ones, ties and zeros among them.
+much of every block it sees. Tables of eight kinds, adversarial ones, ties and zeros among them.
 """
 
 from __future__ import annotations

@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from dspark.decoding import block_rule
-from dspark.decoding.acceptance import accept_probability, residual
+from dspark.decoding.acceptance import accept_probability, residual, validate_q
 from dspark.decoding.gumbel import winners
 from dspark.decoding.sampling import SamplingColumns, distribution, draft_distribution
 from dspark.decoding.slots import Slots
+from dspark.model.formats.vocabulary import DraftVocabulary
 from dspark.rounds.plan import NO_CAP, PlanKind, Terms, prefixes
 from dspark.rounds.policy import Fixed, Policy, Threshold
 from dspark.types import SamplingParams
@@ -332,6 +333,7 @@ def dyadic_world(rng: np.random.Generator) -> World:
     def rows(contexts: int, slots: int) -> tuple[Floats, Floats, Floats]:
         head = rng.integers(0, 9, contexts) / 8.0
         near = np.clip(rng.random(slots), 1e-3, 1.0 - 1e-3)
+        near = np.where(rng.random(slots) < 0.2, near.round(), near)  # a drafter that can say one token
         q = np.stack([near, 1.0 - near], axis=1)
         return np.stack([head, 1.0 - head], axis=1), sent(q), _confidences(rng, slots)
 
@@ -413,6 +415,18 @@ def _loose(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -> t
     return _dirichlet(rng, contexts, vocab, 1.0), sent(q)
 
 
+def _narrow(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -> tuple[Floats, Floats]:
+    """Drafts that can say a part of the vocabulary, spread and cut as the service does; targets over all tokens."""
+    sayable = np.sort(rng.permutation(vocab)[: rng.integers(1, vocab)])
+    narrow = torch.from_numpy(rng.normal(size=(slots, len(sayable))).astype(np.float32))
+    logits = DraftVocabulary(torch.from_numpy(sayable), vocab).spread(narrow)
+    ids, probs = draft_distribution(logits, SamplingColumns.of([SamplingParams()]), 64)
+    assert validate_q(ids.numpy(), probs.numpy(), ids[:, 0].tolist(), vocab) is None
+    q = torch.zeros(slots, vocab).scatter_(-1, ids, probs).numpy()
+    assert not np.delete(q, sayable, axis=1).any()
+    return _dirichlet(rng, contexts, vocab, 0.7), sent(q)
+
+
 KINDS = {
     "logits": _of_logits,
     "zeros": _zeros,
@@ -421,4 +435,5 @@ KINDS = {
     "certain": _certain,
     "extreme": _extreme,
     "loose": _loose,
+    "narrow": _narrow,
 }
