@@ -64,7 +64,7 @@ RULES = [
             "(k for k in range(0) if not possible[start + k])",
             LIES,
         ),
-        ("q is that of the slot before", 'np.frombuffer(case.q.probs, "<f4")', "_late(case)", PACKED),
+        ("q is that of the slot before", 'np.frombuffer(case.q.probs, "<f4")', "_late(case)", NUMBERS),
         ("q is read as the verifier rounds it", 'np.frombuffer(case.q.probs, "<f4")', "_rough(case)", NUMBERS),
     ),
     *in_file(
