@@ -3,8 +3,7 @@
 First on real services around synthetic engines, mixed domains, concurrency 1 to 256; then on the shipped pair at 1, 8
 and 32. At each load all policies take turns with the same requests (same seeds, same lengths), see `turns`: at few
 streams with a number of answers, at many with what arrives in a window. A failed request ends the run. `--save FILE`
-keeps every measurement and goes on from what stands there. `--simulate` explores the first part in simulated time
-instead, which claims nothing.
+keeps every measurement and goes on from what stands there. `dspark simulate` explores the first part.
 """
 
 from __future__ import annotations
@@ -18,14 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from benchmarks.pair import Pair, leave_in_order, shipped_pair
 from benchmarks.real_cell import FILES, cell, measure, questions, sampling, windowed, worked
 from benchmarks.row import Row
-from benchmarks.turns import Book, Rate, Tournament, draw
+from benchmarks.turns import Book, Tournament
 from coordinator.http.template import question_renderer
-from coordinator.simulation.run import simulate
 from coordinator.simulation.scenario import Scenario
 from deploy.processes import ProcessCell
 from dspark.client.request import Sampling
@@ -33,7 +29,6 @@ from dspark.loadgen import prompts
 from dspark.loadgen import run as loop
 from dspark.loadgen.prompts import Question
 from dspark.model.location import locate
-from dspark.plots import check
 from dspark.synthetic.spec import load_spec
 
 LOADS, QUICK_LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 16, 64)
@@ -82,28 +77,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--loads", help="concurrencies, with commas")
     parser.add_argument("--file", type=Path, default=FILES / "paper.yaml", help="YAML of the synthetic pair")
     parser.add_argument("--save", type=Path, metavar="FILE", help="JSON lines of all measurements; goes on from them")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="PNG or SVG of what came of it")
-    parser.add_argument("--simulate", action="store_true", help="explore in simulated time; no row is claimed")
     args = parser.parse_args(argv)
     leave_in_order()
-    if args.plot is not None:
-        check(args.plot)
-    # A line per request is a service's log; the simulated coordinator writes none.
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    settings = {"quick": args.quick, "drafter": args.drafter, "file": args.file.name, "simulated": args.simulate}
+    settings = {"quick": args.quick, "drafter": args.drafter, "file": args.file.name}
     book = Book(args.save, settings | {"answers": ANSWERS, "work": _how(args.quick)})
-    code, parts = 0, dict[str, Any]()
-    if args.only in (None, "synthetic"):
-        row = asyncio.run(_synthetic(args, book))
-        code |= row.show(as_json=args.json)
-        parts["synthetic workers" + ", simulated" * args.simulate] = row.value
-    if args.only in (None, "pair") and not args.simulate:
-        row = asyncio.run(_pair(args, book))
-        code |= row.show(as_json=args.json)
-        parts["shipped pair"] = row.value
-    if args.plot is not None:
-        draw(parts, args.plot)
-    return code
+    parts = {"synthetic": _synthetic, "pair": _pair}
+    chosen = [measure for part, measure in parts.items() if args.only in (None, part)]
+    return max([asyncio.run(measure(args, book)).show(as_json=args.json) for measure in chosen])
 
 
 def _how(quick: bool) -> list[Any]:
@@ -136,16 +116,7 @@ async def _synthetic(args: argparse.Namespace, book: Book) -> Row:
             window_s=window.seconds(concurrency),
         )
 
-    async def simulated(policy: str, concurrency: int) -> float:
-        return float((await asyncio.to_thread(simulate, wanted(policy, concurrency)))["tok_s"])
-
-    async def compare(rate: Rate, turns: int) -> dict[str, dict[str, object]]:
-        return await Tournament("synthetic", rate, book, turns).run(loads)
-
     loads, turns = _plan(args, LOADS, QUICK_LOADS)
-    if args.simulate:
-        value = await compare(simulated, 1)
-        return Row("B4 synthetic", "adaptive against fixed lengths, SIMULATED", value, bar, None)
     with cell(args.file) as running:
 
         async def measured(policy: str, concurrency: int) -> float:
@@ -156,7 +127,7 @@ async def _synthetic(args: argparse.Namespace, book: Book) -> Row:
             options, asked = sampling(scenario), questions(scenario)
             return (await worked(running.endpoint, options, asked, concurrency, answers)).tok_s
 
-        value = await compare(measured, turns)
+        value = await Tournament("synthetic", measured, book, turns).run(loads)
     ratios = [float(str(point["ratio"])) for point in value.values()]
     holds = min(ratios) >= LEAST and max(ratios) > SOMEWHERE
     return Row("B4 synthetic", "adaptive against fixed lengths, synthetic workers, tok/s", value, bar, holds)

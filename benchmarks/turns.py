@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from benchmarks.row import note
 from dspark.errors import InvalidRequest
-from dspark.plots import by_streams, panels, write
 
 ADAPTIVE = ("adaptive",)
 BASELINES = ("off", *(f"fixed:{slots}" for slots in range(1, 8)))
@@ -117,18 +116,3 @@ class Tournament:
             "tok_s": {policy: round(median, 1) for policy, median in medians.items()},
             "turns": {policy: len(given) for policy, given in rates.items()},
         }
-
-
-def draw(parts: Mapping[str, Mapping[str, Mapping[str, Any]]], path: Path) -> None:
-    """Each policy's tokens a second over those of the best fixed one, against the load; one panel a part."""
-    figure, row = panels(len(parts), (6.5, 4.4))
-    for axes, (part, points) in zip(row, parts.items(), strict=True):
-        loads = [int(load) for load in points]
-        for policy in (*BASELINES, *ADAPTIVE):
-            share = [point["tok_s"][policy] / point["tok_s"][point["rival"]] for point in points.values()]
-            own = policy in ADAPTIVE
-            axes.plot(loads, share, "o-", label=policy, linewidth=2.4 if own else 1.0, alpha=1.0 if own else 0.6)
-        axes.axhline(1.0, color="black", linewidth=0.8)
-        axes.set(xlabel="streams", ylabel="tokens a second over the best fixed policy's", title=part)
-        by_streams(axes)
-    write(figure, path, from_zero=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.turns import ADAPTIVE, BASELINES, Book, Tournament, draw
+from benchmarks.turns import ADAPTIVE, BASELINES, Book, Tournament
 from dspark.errors import InvalidRequest
 
 SPEED = {"off": 50.0, "fixed:5": 100.0, "fixed:6": 96.0, "adaptive": 104.0}
@@ -56,10 +56,3 @@ def test_a_run_that_was_cut_short_goes_on(tmp_path: Path) -> None:
     assert json.dumps(point) == json.dumps(_run(Bench(fails_after=0), Book(file, settings))["8"])
     with pytest.raises(InvalidRequest, match="save"):
         Book(file, {"quick": False})
-
-
-def test_every_part_gets_its_panel(tmp_path: Path) -> None:
-    points = _run(Bench(), Book(None, {}))
-    draw({"one": points, "other": points}, tmp_path / "plot.svg")
-    text = (tmp_path / "plot.svg").read_text()
-    assert text.count('<g id="axes_') == 2
