@@ -10,7 +10,6 @@ import json
 import random
 import signal
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -39,17 +38,9 @@ class Pair:
     def has_tokenizer(self) -> bool:
         return (self.target / "tokenizer.json").is_file()
 
-    def _config(self) -> dict[str, int]:
-        content: dict[str, int] = json.loads((self.target / "config.json").read_text(encoding="utf-8"))
-        return content
-
-    @property
-    def context_length(self) -> int:
-        return int(self._config()["max_position_embeddings"])
-
     @property
     def vocabulary(self) -> int:
-        return int(self._config()["vocab_size"])
+        return int(json.loads((self.target / "config.json").read_text(encoding="utf-8"))["vocab_size"])
 
     def prompts(self, domain: str, count: int, *, skip: int = 0) -> list[Prompt]:
         """`count` prompts of a domain, through the target's chat template."""
@@ -104,9 +95,3 @@ def chosen(args: argparse.Namespace) -> Pair:
 def shipped_pair() -> Pair:
     """The one that comes with the project; its target is fetched where it was not yet."""
     return Pair(locate(shipped.TARGET), shipped.drafter())
-
-
-def distinct(ids: Sequence[int], n: int = 4) -> float:
-    """Share of different n-grams: text that only repeats itself comes out near 0."""
-    grams = [tuple(ids[start : start + n]) for start in range(len(ids) - n + 1)]
-    return len(set(grams)) / len(grams) if grams else 1.0

@@ -1,4 +1,4 @@
-"""The arithmetic behind the measurements."""
+"""What every measurement prints."""
 
 from __future__ import annotations
 
@@ -6,14 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.pair import distinct
 from benchmarks.row import Row
-
-
-def test_repeated_text_has_few_distinct_n_grams() -> None:
-    assert distinct(range(100)) == 1.0
-    assert distinct([7] * 100) == pytest.approx(1 / 97)
-    assert distinct([1, 2, 3]) == 1.0
 
 
 def test_a_row_that_fails_is_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
