@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import xgrammar
 
-from benchmarks.forms_cases import expressions, schemas
+from benchmarks.forms.cases import expressions, schemas
 from dspark.types import Constraint, ConstraintKind
 from verify_service.grammars.compiling import _written, try_parts
 from verify_service.grammars.grammars import GrammarRefused, Grammars

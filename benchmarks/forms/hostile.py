@@ -8,28 +8,63 @@ shares it all the same.
 
 from __future__ import annotations
 
-import argparse
+import json
 import statistics
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-from benchmarks.forms import hostile
 from benchmarks.row import Row, note
-from deploy.processes import ProcessCell
-from dspark import shipped
-from dspark.types import Constraint, ConstraintKind
+from dspark.types import Constraint
+from dspark.types import ConstraintKind as KIND
 
 KNOWN = (200, 400, 413, 429)
 TOLD_S, WORSE = 1.0, 1.5  # bars: of an answer that serves nothing, and of the honest p99 against alone
-WORDS = {ConstraintKind.JSON_SCHEMA: "json", ConstraintKind.REGEX: "regex", ConstraintKind.GRAMMAR: "grammar"}
+WORDS = {KIND.JSON_SCHEMA: "json", KIND.REGEX: "regex", KIND.GRAMMAR: "grammar"}
 LONGEST = 8  # tokens of an answer in a hostile form that is served
+STRING = {"type": "string"}
+
+
+def hostile() -> dict[str, Constraint]:
+    """Forty grammars that explode, or would."""
+
+    def nested(count: int) -> str:
+        return '{"type":"array","items":' * count + "{}" + "}" * count
+
+    def optional(count: int) -> str:
+        return json.dumps({"type": "object", "properties": {f"key_{n}": STRING for n in range(count)}})
+
+    def repeated(depth: int, count: int) -> str:
+        return "(" * depth + "x" + f"{{1,{count}}})" * depth
+
+    made = {
+        **{f"lists nested {n} times": (KIND.JSON_SCHEMA, nested(n)) for n in (200, 500, 1000, 2000, 4000, 9000)},
+        **{f"{n} optional keys": (KIND.JSON_SCHEMA, optional(n)) for n in (100, 200, 400, 1000, 3000, 6000)},
+        **{f"repeated {n} deep": (KIND.REGEX, repeated(n, 900) + "y") for n in (2, 3, 4, 6, 9)},
+        **{f"{n} parentheses": (KIND.REGEX, "(" * n + "x" + ")" * n) for n in (500, 5_000, 50_000)},
+        **{f"{n} words": (KIND.REGEX, "|".join(f"word{k}x" for k in range(n))) for n in (1_000, 5_000, 20_000)},
+        **{f"(x+)+ {n} times": (KIND.REGEX, "(x+)+" * n + "y") for n in (1, 20, 400)},
+        **{f"(.*x) {n} times": (KIND.REGEX, f"(.*x){{{n}}}") for n in (10, 100, 1000)},
+        **{f"{n} values": (KIND.JSON_SCHEMA, json.dumps({"enum": list(map(str, range(n)))})) for n in (5_000, 20_000)},
+        "a reference to itself": (KIND.JSON_SCHEMA, '{"$ref":"#"}'),
+        "references in a circle": (
+            KIND.JSON_SCHEMA,
+            '{"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}}}',
+        ),
+        "a rule that is itself": (KIND.GRAMMAR, "root ::= root"),
+        "left recursion": (KIND.GRAMMAR, 'root ::= root root root | root "a" | "a" | ""'),
+        "rules without end": (KIND.GRAMMAR, "\n".join(f"r{n} ::= r{n + 1} r{n + 1}" for n in range(5_000))),
+        "a string of a billion": (KIND.JSON_SCHEMA, '{"type":"string","minLength":1000000000}'),
+        "a string to a billion": (KIND.JSON_SCHEMA, '{"type":"string","maxLength":1000000000}'),
+        "a list of a million": (KIND.JSON_SCHEMA, '{"type":"array","items":{"type":"integer"},"minItems":1000000}'),
+        "no JSON": (KIND.JSON_SCHEMA, "{" * 100_000),
+    }  # fmt: skip
+    return {name: Constraint(*given) for name, given in made.items()}
 
 
 class HonestStream:
@@ -108,32 +143,18 @@ def gaps_ms(calm: Sequence[float], hurt: Sequence[float]) -> dict[str, dict[str,
     }
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.forms_hostile", description=__doc__)
-    parser.add_argument("--target", type=Path, help="another pair than the shipped one")
-    parser.add_argument("--drafter", type=Path)
-    parser.add_argument("--alone", type=float, default=20.0, metavar="S", help="how long the stream is measured alone")
-    parser.add_argument("--at-once", type=int, default=8, metavar="N", help="hostile requests of the second wave")
-    parser.add_argument("--json", action="store_true", help="print one JSON row")
-    args = parser.parse_args(argv)
-    pair = (args.target or shipped.TARGET, args.drafter or shipped.drafter())
-    with ProcessCell(*pair, coordinator={"http": "127.0.0.1:0"}) as cell:
-        url = cell.children["coordinator/0"].http
-        attack(url, Constraint(ConstraintKind.REGEX, "x"))  # starts the compiler
-        with HonestStream(url) as calm:
-            time.sleep(args.alone)
-        waves, holds = dict[str, dict[str, Any]](), True
-        for name, at_once in (("one", 1), ("several", args.at_once)):
-            with HonestStream(url) as hurt:
-                time.sleep(2.0)
-                waves[name] = wave(url, at_once)
-            waves[name] |= gaps_ms(calm.gaps, hurt.gaps)
-            holds &= not waves[name]["other"] and waves[name]["slowest_not_served_s"] <= TOLD_S
-            holds &= p99(hurt.gaps) <= WORSE * p99(calm.gaps)
-    value = {**waves, "at_once": args.at_once}
+def row(url: str, alone_s: float, at_once: int) -> Row:
+    attack(url, Constraint(KIND.REGEX, "x"))  # starts the compiler
+    with HonestStream(url) as calm:
+        time.sleep(alone_s)
+    waves, holds = dict[str, dict[str, Any]](), True
+    for name, count in (("one", 1), ("several", at_once)):
+        with HonestStream(url) as hurt:
+            time.sleep(2.0)
+            waves[name] = wave(url, count)
+        waves[name] |= gaps_ms(calm.gaps, hurt.gaps)
+        holds &= not waves[name]["other"] and waves[name]["slowest_not_served_s"] <= TOLD_S
+        holds &= p99(hurt.gaps) <= WORSE * p99(calm.gaps)
     bar = f"served, or told what becomes of it within {TOLD_S:g} s; honest p99 <= {WORSE:g} x alone"
-    return Row("forms-hostile", "hostile grammars beside an honest stream", value, bar, holds).show(as_json=args.json)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    name = "hostile grammars beside an honest stream"
+    return Row("forms-hostile", name, {**waves, "at_once": at_once}, bar, holds)

@@ -1,0 +1,1 @@
+"""What answers in a form cost and whether they are right: `python -m benchmarks.forms`."""

@@ -1,0 +1,110 @@
+"""What forms cost at a verifier: a mask of a slot, and the first use of a schema.
+
+On the vocabulary of a target. Masks are those of slots along answers that fit, as in rounds of five slots, and are put
+on logits; a schema's first use is everything between its admission and its matcher, in a compiler that runs.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from benchmarks.forms.cases import closed
+from benchmarks.row import Row
+from dspark.decoding.masking import mask
+from dspark.model.checkpoint import load_target
+from dspark.model.location import locate
+from dspark.types import Constraint, ConstraintKind
+from verify_service.grammars.compiling import checked, make_compiler
+from verify_service.grammars.compiling import compiled as compile_form
+from verify_service.grammars.grammars import Grammars
+from verify_service.interface import Grammar
+
+SLOTS = 5
+MASK_MS, FIRST_MS = 0.3, 200.0
+STRING, WHOLE, LINKED = {"type": "string"}, {"type": "integer"}, {"$ref": "#/$defs/n"}
+
+# Written for this project: (schema, an answer that fits).
+SCHEMAS: list[tuple[dict[str, Any], object]] = [
+    (closed({"name": STRING, "age": WHOLE}), {"name": "Ada Lovelace", "age": 36}),
+    (
+        closed({"kind": {"enum": ["cat", "dog", "bird"]}, "tags": {"type": "array", "items": STRING, "maxItems": 4}}),
+        {"kind": "bird", "tags": ["small", "loud", "süß"]},
+    ),
+    (
+        closed(
+            {
+                "code": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"},
+                "at": closed({"x": {"type": "number"}, "y": WHOLE}),
+            }
+        ),
+        {"code": "ABC-1234", "at": {"x": -1.5, "y": 7}},
+    ),
+    (
+        {"$ref": "#/$defs/n", "$defs": {"n": closed({"v": WHOLE, "next": {"anyOf": [LINKED, {"type": "null"}]}})}},
+        {"v": 1, "next": {"v": 2, "next": {"v": 3, "next": None}}},
+    ),
+]
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """(milliseconds, the result)"""
+    began = time.perf_counter()
+    result = work()
+    return 1e3 * (time.perf_counter() - began), result
+
+
+def mask_ms(grammar: Grammar, ids: list[int], vocab: int) -> list[float]:
+    """Milliseconds of processor time a slot, along an answer, rounds of `SLOTS` slots and a bonus."""
+    matcher, costs = grammar.matcher(), []
+    for at in range(0, len(ids), SLOTS):
+        drafted = ids[at : at + SLOTS]
+        logits = torch.zeros(len(drafted) + 1, vocab)
+        began = time.thread_time()  # what others do on the machine is no cost of a mask
+        mask(logits, [(0, matcher.masks(drafted))])
+        costs.append(1e3 * (time.thread_time() - began) / (len(drafted) + 1))
+        matcher.accept(drafted)
+    return costs
+
+
+def row(named: str) -> Row:
+    """Of the target of this name or folder."""
+    torch.set_num_threads(1)
+    target = load_target(named)
+    grammars = Grammars(target.folder, target.vocab_size, target.stop_ids)
+    words = Tokenizer.from_file(str(locate(target.folder) / "tokenizer.json"))
+    compiler = make_compiler(target.folder, target.vocab_size, target.stop_ids)
+    grammars.compile(Constraint(ConstraintKind.REGEX, "x"), "").result(60)  # starts the compiler
+    first, again, slots, alone = list[float](), list[float](), list[float](), list[float]()
+    for made, answer in SCHEMAS:
+        constraint = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(made))
+        compile_it = partial(lambda form: grammars.compile(form, "").result(60), constraint)
+        took, grammar = timed(compile_it)
+        first.append(took)
+        began = time.thread_time()  # of a compiler of one's own, whatever else runs here
+        checked(compile_form(compiler, constraint))
+        compile_form(compiler, constraint)
+        alone.append(1e3 * (time.thread_time() - began))
+        again.append(timed(compile_it)[0])
+        for indent in (None, 2):
+            ids = words.encode(json.dumps(answer, ensure_ascii=False, indent=indent)).ids
+            mask_ms(grammar, ids, target.vocab_size)
+            slots += mask_ms(grammar, ids, target.vocab_size)
+    a_slot = round(statistics.median(slots), 4)
+    value = {
+        "vocabulary": target.vocab_size,
+        "mask_ms_a_slot": a_slot,
+        "mask_ms_a_slot_p99": round(sorted(slots)[int(0.99 * len(slots))], 4),
+        "first_use_ms": [round(each, 1) for each in first],
+        "first_use_processor_ms": [round(each, 1) for each in alone],
+        "again_ms": round(max(again), 3),
+    }
+    bar = f"mask <= {MASK_MS} ms, first use <= {FIRST_MS:g} ms"
+    return Row("forms", "what forms cost", value, bar, a_slot <= MASK_MS and max(first) <= FIRST_MS)
