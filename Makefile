@@ -89,7 +89,7 @@ wire-law: install
 
 # Bugs put into every place where output can change, one at a time: which of them the tests do not notice.
 mutants: install
-	$(BIN)/python -m benchmarks.mutants
+	$(BIN)/python -m tests.mutation
 
 # Those that take hours.
 faults-long: install

@@ -24,7 +24,6 @@ from types import CodeType
 from typing import IO
 
 from tests.mutation.mutant import Mutant
-from tests.mutation.mutants import LISTS as LISTS
 from tests.mutation.mutants import MUTANTS
 from tests.mutation.rules import SPOILED_Q
 

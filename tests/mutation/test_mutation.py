@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def _tried(*arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.mutants", "--json", *arguments]
+    command = [sys.executable, "-m", "tests.mutation", "--json", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1780)
     assert done.stdout, done.stderr[-2000:]
     value: dict[str, Any] = json.loads(done.stdout)["value"]
@@ -37,7 +37,8 @@ def test_conformance_finds_every_broken_build_of_what_is_served() -> None:
 
 
 def test_every_bug_finds_its_line() -> None:
-    from tests.mutation.runner import MUTANTS, changed
+    from tests.mutation.mutants import MUTANTS
+    from tests.mutation.runner import changed
 
     for mutant in MUTANTS:
         changed(mutant)

@@ -19,7 +19,7 @@ CPU_S = 60.0  # of the everyday form; children that die by their bug are counted
 
 
 def rows(args: Args) -> Rows:
-    command = [sys.executable, "-m", "benchmarks.mutants", "--json"]
+    command = [sys.executable, "-m", "tests.mutation", "--json"]
     command += [] if args.long else ["--list=rules", "--every=3"]
     before = cpu_s()
     done = subprocess.run(
@@ -27,7 +27,7 @@ def rows(args: Args) -> Rows:
     )
     seconds = cpu_s() - before
     if not done.stdout:
-        raise SystemExit(f"benchmarks.mutants ended with status {done.returncode}")
+        raise SystemExit(f"tests.mutation ended with status {done.returncode}")
     value = {**json.loads(done.stdout)["value"], "cpu_seconds": round(seconds, 1), "all": args.long}
     quick = args.long or seconds < CPU_S
     holds = value["caught"] == value["bugs"] >= LEAST and quick

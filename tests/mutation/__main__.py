@@ -1,65 +1,59 @@
 """Bugs put into every place where output can change, one at a time: the tests of the place catch every one.
 
-The bugs and the tests that must see them are listed in `tests/mutation`. Ends with `N of M caught`; bugs that cannot
-change output are listed with their reasons, and are no part of M.
+Ends with `N of M caught`; bugs that cannot change output are listed with their reasons, and are no part of M.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 import time
-from pathlib import Path
 
 from benchmarks.row import Row, note
+from tests.mutation.mutants import LISTS, MUTANTS
+from tests.mutation.runner import outcomes
 
 LIMIT_S = 480.0
 LEAST = 120
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON row")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="every N-th bug of those chosen (1)")
     parser.add_argument("--only", default="", metavar="TEXT", help="bugs whose name or file holds this")
-    parser.add_argument("--list", metavar="NAME", help="one of the lists alone, as rules or rounds")
+    parser.add_argument("--list", choices=LISTS, help="one of the lists alone")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="bugs tried at the same time (2)")
     args = parser.parse_args(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    runner = importlib.import_module("tests.mutation.runner")
-    if args.list and args.list not in runner.LISTS:
-        parser.error(f"--list: {args.list!r} is none of {', '.join(runner.LISTS)}")
-    given = runner.LISTS[args.list] if args.list else runner.MUTANTS
+    given = LISTS[args.list] if args.list else MUTANTS
     found = [mutant for mutant in given if args.only in mutant.name or args.only in mutant.file]
     harmless = [mutant for mutant in found if mutant.harmless]
     chosen = [mutant for mutant in found if not mutant.harmless][:: args.every]
     began = time.monotonic()
-    outcomes = []
-    for outcome in runner.outcomes(chosen, args.jobs):
+    missed = []
+    for outcome in outcomes(chosen, args.jobs):
         note(f"{'caught' if outcome.caught else 'MISSED'} in {outcome.seconds:5.1f} s: {outcome.name} {outcome.why}")
-        outcomes.append(outcome)
-    seconds = time.monotonic() - began
-    missed = [outcome.name for outcome in outcomes if not outcome.caught]
-    caught = len(outcomes) - len(missed)
+        missed += [] if outcome.caught else [outcome.name]
+    seconds, bugs = time.monotonic() - began, len(chosen)
+    caught = bugs - len(missed)
     if not args.json:
         for mutant in harmless:
             print(f"cannot change output: {mutant.name}: {mutant.harmless}")
         for name in missed:
             print(f"survives: {name}")
-        print(f"{caught} of {len(outcomes)} caught", flush=True)
-        return 1 if missed or not outcomes else 0
+        print(f"{caught} of {bugs} caught", flush=True)
+        return 1 if missed or not bugs else 0
     value = {
-        "bugs": len(outcomes),
+        "bugs": bugs,
         "caught": caught,
         "seconds": round(seconds, 1),
         "missed": missed,
         "harmless": {mutant.name: mutant.harmless for mutant in harmless},
     }
-    whole = args.every > 1 or args.only or args.list or len(outcomes) >= LEAST
-    holds = not missed and bool(outcomes) and bool(whole) and seconds < LIMIT_S
+    whole = args.every > 1 or args.only or args.list or bugs >= LEAST
+    holds = not missed and bool(bugs) and bool(whole) and seconds < LIMIT_S
     bar = f"all of {LEAST} bugs or more, under {LIMIT_S:g} s"
     return Row("3", "bugs put where output can change are caught", value, bar, holds).show(as_json=True)
 
