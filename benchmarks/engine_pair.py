@@ -17,6 +17,7 @@ from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.feature_store import FeatureRows
 from verify_service.interface import PromptPrefill
+from verify_service.judging import Sampler, judge_each
 from verify_service.sequences import VerifyItem
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -44,13 +45,20 @@ class EnginePair:
         self._forms = tuple(forms) or ("",)
 
     @staticmethod
-    def load(pair: Pair, sequences: int, tokens: int, forms: Sequence[str], **verify: Any) -> EnginePair:
+    def load(
+        pair: Pair,
+        sequences: int,
+        tokens: int,
+        forms: Sequence[str] = (),
+        sampler: Sampler = judge_each,
+        **verify: Any,
+    ) -> EnginePair:
         """tokens: slots of each pool, for all sequences. verify: more settings of the verifier."""
         models: dict[str, Any] = {"target": str(pair.target), "drafter": str(pair.drafter), "measure_cost": False}
         told = VerifyConfig(**models, kv_tokens=tokens, max_sequences=sequences, prefix_cache=False, **verify)
         held = max(len(forms), 1)
         asked = DraftConfig(**models, context_tokens=held * tokens, max_sequences=held * sequences)
-        return EnginePair(VerifyEngine.load(told), DraftEngine.load(asked), forms)
+        return EnginePair(VerifyEngine.load(told, sampler), DraftEngine.load(asked), forms)
 
     def begin(self, number: int, prompt: Sequence[int], params: SamplingParams, room: int) -> EngineAnswer:
         """A prompt takes its pass, with room for so many tokens more; its first round is next."""

@@ -22,6 +22,8 @@ import json
 import math
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -32,17 +34,9 @@ import torch
 from benchmarks import gpu_steps, random_pair
 from benchmarks.engine_pair import EnginePair
 from benchmarks.forced import SLOTS, Forced
+from benchmarks.pair import Pair
 from benchmarks.random_pair import TINY, PairShape
 from benchmarks.row import Row, note, only_rows
-from draft_service.config import DraftConfig
-from draft_service.engine import DraftEngine
-from dspark.model.calibration import IDENTITY
-from dspark.model.checkpoint import LoadedTarget
-from dspark.model.context import build_projection
-from dspark.model.target import TargetTaps
-from verify_service.config import VerifyConfig
-from verify_service.engine import VerifyEngine
-from verify_service.loading import choose_runner
 
 MEAN = 3.61
 CONTEXT, ROUNDS, SPARED = 1024, 60, 4
@@ -84,12 +78,8 @@ def _steps_row(args: argparse.Namespace) -> Row:
 def _steps(args: argparse.Namespace) -> list[dict[str, Any]]:
     device, shape, context = _device(), _shape(args), 64 if args.tiny else CONTEXT
     room = max(gpu_steps.TINY_SEQUENCES if args.tiny else gpu_steps.SEQUENCES) * (context + 64)
-
-    def both(graphs: bool) -> tuple[VerifyEngine, DraftEngine]:
-        told = argparse.Namespace(**{**vars(args), "no_graphs": not graphs})
-        return engines(shape, device, told, room)
-
-    return gpu_steps.measure(both, args, shape, device, context)
+    with _written(args) as pair:
+        return gpu_steps.measure(lambda graphs: _engines(pair, args, room, graphs), args, shape, device, context)
 
 
 def _served_row(args: argparse.Namespace) -> Row:
@@ -125,8 +115,7 @@ def _served(args: argparse.Namespace) -> tuple[Any, bool | None]:
         from benchmarks.gpu_served import measure
     except ImportError as error:
         return f"not served: {error}", None
-    with tempfile.TemporaryDirectory(prefix="dspark-random-") as folder:
-        pair = random_pair.write(_shape(args), Path(folder))
+    with _written(args) as pair:
         value = measure(pair, tiny=args.tiny, page_size=args.page_size, graphs=not args.no_graphs, mean=MEAN)
     value["device"] = _device_name()
     return value, None if args.tiny else value["48 streams"]["tok_s"] > SGLANG_TOK_S
@@ -138,57 +127,43 @@ def _device_name() -> str:
 
 def measure(args: argparse.Namespace) -> dict[str, object]:
     """Every point, one after the other, on the same two engines."""
-    device, shape = _device(), _shape(args)
     counts = (2, 4) if args.tiny else (48, 64)
     context, rounds = (64, 4) if args.tiny else (CONTEXT, ROUNDS)
-    verifier, drafter = engines(shape, device, args, max(counts) * (context + 8 * (rounds + 8)))
+    with _written(args) as written:
+        pair = _engines(written, args, max(counts) * (context + 8 * (rounds + 8)), not args.no_graphs)
     value: dict[str, object] = {
         "device": _device_name(),
         "torch": torch.__version__,
-        "attention": verifier.attention_path,
+        "attention": pair.verifier.attention_path,
     }
-    clock = gpu_steps.DeviceClock(device, math.inf)
+    clock = gpu_steps.DeviceClock(_device(), math.inf)
     for count in counts:
-        value[f"{count} sequences"] = served(EnginePair(verifier, drafter), clock, count, context, rounds)
+        value[f"{count} sequences"] = served(pair, clock, count, context, rounds)
         note(f"{count} sequences: {value[f'{count} sequences']}")
     return value
 
 
-def engines(
-    shape: PairShape, device: torch.device, args: argparse.Namespace, tokens: int
-) -> tuple[VerifyEngine, DraftEngine]:
-    """Random weights on the device, in bf16."""
-    model, drafter = random_pair.models(shape, device)
-    with torch.device(device):
-        torch.set_default_dtype(random_pair.DTYPE)
-        projection = build_projection(drafter.config).requires_grad_(False)
-        torch.set_default_dtype(torch.float32)
+@contextmanager
+def _written(args: argparse.Namespace) -> Iterator[Pair]:
+    with tempfile.TemporaryDirectory(prefix="dspark-random-") as folder:
+        yield random_pair.write(_shape(args), Path(folder))
+
+
+def _engines(pair: Pair, args: argparse.Namespace, tokens: int, graphs: bool) -> EnginePair:
+    """Both in bf16; a draft hands on as little as it can."""
     page = min(args.page_size, 16) if args.tiny else args.page_size
-    verify_config = VerifyConfig(
-        target="random",
-        kv_tokens=-(-2 * tokens // page) * page,
+    made = EnginePair.load(
+        pair,
+        max(gpu_steps.SEQUENCES),
+        -(-2 * tokens // page) * page,
+        sampler=Forced(MEAN, SLOTS),
         page_size=page,
         max_batch_tokens=1024,
-        cuda_graphs=not args.no_graphs,
-        prefix_cache=False,
+        cuda_graphs=graphs,
+        dtype="bfloat16",
     )
-    target = LoadedTarget(
-        model, Path("random"), (), shape.max_position_embeddings, shape.vocab_size, shape.hidden_size,
-        shape.num_hidden_layers,
-    )  # fmt: skip
-    taps = TargetTaps(model, shape.taps).attach()
-    runner = choose_runner(verify_config, target, taps)
-    verifier = VerifyEngine(
-        target=target,
-        runner=runner,
-        projection=projection,
-        config=verify_config,
-        version="random",
-        sampler=Forced(MEAN, SLOTS),
-    )
-    draft_config = replace(DraftConfig(drafter="random"), context_tokens=2 * tokens, q_entries=1)
-    drafter.serve()
-    return verifier, DraftEngine(drafter, IDENTITY, draft_config, version="random")
+    made.drafter.config = replace(made.drafter.config, q_entries=1)
+    return made
 
 
 def served(pair: EnginePair, clock: gpu_steps.DeviceClock, count: int, context: int, rounds: int) -> dict[str, float]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.engine_pair import GREEDY
+from benchmarks.engine_pair import GREEDY, EnginePair
 from benchmarks.random_pair import SLOTS, PairShape
 from benchmarks.row import note
 from draft_service.engine import DraftEngine
@@ -160,7 +160,7 @@ def _line(part: str, sequences: int, tokens: int, seconds: float, floor_s: float
 
 
 def measure(
-    engines: Callable[[bool], tuple[VerifyEngine, DraftEngine]],
+    engines: Callable[[bool], EnginePair],
     args: argparse.Namespace,
     shape: PairShape,
     device: torch.device,
@@ -172,12 +172,12 @@ def measure(
     note(f"reads {rate / 1e12:.3f} TB/s")
     on_card = device.type == "cuda"
     for graphs in (True, False) if on_card and not args.no_graphs else (False,):
-        verifier, drafter = engines(graphs)
-        made = [*steps(verifier, clock, rate, context, tiny=args.tiny)]
+        pair = engines(graphs)
+        made = [*steps(pair.verifier, clock, rate, context, tiny=args.tiny)]
         lines += [{**each, "graphs": graphs} for each in made]
         if not graphs:
-            lines += drafts(drafter, clock, rate, context, tiny=args.tiny)
-        del verifier, drafter
+            lines += drafts(pair.drafter, clock, rate, context, tiny=args.tiny)
+        del pair
         if on_card:
             torch.cuda.empty_cache()
     lines += rules(clock, shape.vocab_size, tiny=args.tiny, compiled=on_card)

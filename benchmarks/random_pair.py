@@ -43,16 +43,17 @@ class PairShape:
 TINY = PairShape(512, 64, 96, 4, 4, 2, 16, 2048, 1, 8, (0, 1, 2))
 
 
-def models(shape: PairShape, device: torch.device) -> tuple[Any, BlockDrafter]:
-    """(target, drafter), made on the device."""
+def write(shape: PairShape, folder: Path) -> Pair:
+    """Both as checkpoints under `folder`, which engines load like any others; made on the device."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    fields = shape.fields
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    pair, fields = Pair(folder / "target", folder / "drafter"), shape.fields
     torch.manual_seed(0)
     try:
         torch.set_default_dtype(DTYPE)
         with torch.device(device):
-            target = Qwen3ForCausalLM(Qwen3Config(**fields, tie_word_embeddings=False)).eval().requires_grad_(False)
+            target = Qwen3ForCausalLM(Qwen3Config(**fields, tie_word_embeddings=False))
             drafter = BlockDrafter(
                 DrafterConfig(
                     **{name: value for name, value in fields.items() if name != "num_hidden_layers"},
@@ -71,18 +72,10 @@ def models(shape: PairShape, device: torch.device) -> tuple[Any, BlockDrafter]:
             )
     finally:
         torch.set_default_dtype(torch.float32)
-    return target, drafter.eval().requires_grad_(False)
-
-
-def write(shape: PairShape, folder: Path) -> Pair:
-    """Both as checkpoints under `folder`, which services load like any others."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    target, drafter = models(shape, device)
-    pair = Pair(folder / "target", folder / "drafter")
     target.save_pretrained(pair.target, max_shard_size="4GB")
     (pair.target / "generation_config.json").write_text("{}", encoding="utf-8")  # no token ends an answer
     save_drafter(drafter, pair.drafter, dtype=DTYPE)
     del target, drafter
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # the services want it
+        torch.cuda.empty_cache()  # the engines want it
     return pair
