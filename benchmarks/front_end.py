@@ -13,12 +13,11 @@ import asyncio
 import contextlib
 import os
 import resource
-import socket
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,9 @@ import grpc
 import yaml
 from tokenizers import Tokenizer
 
+from benchmarks import real_cell
 from benchmarks.row import Row, note
-from benchmarks.synthetic_cell import FLAT, SyntheticWorkers
+from deploy.processes import ProcessCell
 from dspark.loadgen import prometheus
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
 
@@ -54,9 +54,9 @@ def main(argv: list[str] | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 16_384), hard), hard))
     windows, seconds = (3, 2.0) if args.quick else (7, 4.0)
     with tempfile.TemporaryDirectory() as folder:
-        with FrontEndCell(_pair(Path(folder)), 2 * args.streams) as cell:
+        with _cell(_pair(Path(folder)), 2 * args.streams) as cell:
             rate = asyncio.run(_rates(cell, args.streams, windows, seconds))
-        with FrontEndCell(_pair(Path(folder), SLOW_MS), args.held) as cell:
+        with _cell(_pair(Path(folder), SLOW_MS), args.held) as cell:
             held = asyncio.run(_hold(cell, args.held, 64 if args.quick else 128))
     bar = f"at least {RATE_BAR:.0f} committed tokens per CPU second of the front end process"
     code = Row("B6", "front end rate", rate, bar, rate["adaptive"] >= RATE_BAR).show(as_json=args.json)
@@ -65,30 +65,14 @@ def main(argv: list[str] | None = None) -> int:
     return code | Row("B6", "front end streams", held, bar, holds).show(as_json=args.json)
 
 
-class FrontEndCell(SyntheticWorkers):
+@contextlib.contextmanager
+def _cell(pair: Path, room: int) -> Iterator[ProcessCell]:
     """Workers, a coordinator and two front ends, one of which lets clients wait."""
-
-    def __init__(self, pair: Path, room: int) -> None:
-        super().__init__(pair, room=2 * room, tokens_each=TOKENS_EACH)
-        self._room = room
-
-    def start(self) -> None:
-        super().start()
-        room: dict[str, object] = {"max_running": self._room, "max_queued": self._room, "max_prefills": 256}
-        workers = {role: self.endpoints(role)[0] for role in ("verify", "draft")}
-        begun = self.spawn("coordinator", target=TARGET, request_deadline_s=1200, **workers, **room)
-        self.coordinator, self.coordinator_pid = self.ready(begun), begun.pid
-        front: dict[str, object] = {"coordinator": self.coordinator, "target": TARGET}
-        begun = self.spawn("frontend", chunk_interval_ms=INTERVAL_MS, **front)
-        self.paced, self.paced_pid = self.ready(begun), begun.pid
-        self.metrics_port = _free_port()
-        more: dict[str, object] = {"max_streams": 2 * self._room, "metrics_port": self.metrics_port}
-        begun = self.spawn("frontend", request_deadline_s=1200, **front, **more)
-        self.frontend, self.frontend_pid = self.ready(begun), begun.pid
-
-    def gauge(self, name: str) -> float:
-        """Of the front end, right now."""
-        return prometheus.total(prometheus.fetch(f"http://127.0.0.1:{self.metrics_port}/metrics"), f"dspark_{name}")
+    served = {"max_running": room, "max_queued": room, "max_prefills": 256, "request_deadline_s": 1200}
+    with real_cell.workers(pair, room=2 * room, tokens_each=TOKENS_EACH, target=TARGET, coordinator=served) as cell:
+        cell.add_front_end(request_deadline_s=1200, max_streams=2 * room)
+        cell.add_front_end(chunk_interval_ms=INTERVAL_MS)
+        yield cell
 
 
 @dataclass
@@ -164,22 +148,21 @@ class Clients:
                 return
 
 
-async def _rates(cell: FrontEndCell, streams: int, windows: int, seconds: float) -> dict[str, Any]:
+async def _rates(cell: ProcessCell, streams: int, windows: int, seconds: float) -> dict[str, Any]:
     """Committed tokens that reached clients per CPU second of the front end, by policy; medians."""
     value: dict[str, Any] = {"streams": streams}
-    plain = (cell.frontend, cell.frontend_pid)
-    paced = (cell.paced, cell.paced_pid)
-    for name, policy, (front, pid) in (
+    coordinator, plain, paced = (cell.children[name] for name in ("coordinator/0", "frontend/0", "frontend/1"))
+    for name, policy, front in (
         ("adaptive", "adaptive", plain),
         ("off", "off", plain),
         (f"off_every_{INTERVAL_MS}_ms", "off", paced),
     ):
         rates, tokens, chunks, walls = [], 0, 0, 0.0
-        async with _clients(front, streams, policy) as heard:
+        async with _clients(front.endpoint, streams, policy) as heard:
             for _ in range(windows):
-                said, sent, at, spent = heard.tokens, heard.chunks, time.monotonic(), cpu_seconds(pid)
+                said, sent, at, spent = heard.tokens, heard.chunks, time.monotonic(), cpu_seconds(front.pid)
                 await asyncio.sleep(seconds)
-                spent = cpu_seconds(pid) - spent
+                spent = cpu_seconds(front.pid) - spent
                 rates.append((heard.tokens - said) / spent)
                 tokens, chunks = tokens + heard.tokens - said, chunks + heard.chunks - sent
                 walls += time.monotonic() - at
@@ -187,11 +170,11 @@ async def _rates(cell: FrontEndCell, streams: int, windows: int, seconds: float)
         value[name] = round(statistics.median(rates))
         value[f"{name}_tokens_per_chunk"] = round(tokens / max(chunks, 1), 2)
         value[f"{name}_tokens_per_second"] = round(tokens / walls)
-    for name, endpoint in (("coordinator_cpu_us_per_token", cell.frontend), ("embedded_us", cell.coordinator)):
-        async with _clients(endpoint, streams, "adaptive") as heard:
-            before, spent = heard.tokens, cpu_seconds(cell.coordinator_pid)
+    for name, asked in (("coordinator_cpu_us_per_token", plain), ("embedded_us", coordinator)):
+        async with _clients(asked.endpoint, streams, "adaptive") as heard:
+            before, spent = heard.tokens, cpu_seconds(coordinator.pid)
             await asyncio.sleep(windows * seconds / 2)
-            spent = cpu_seconds(cell.coordinator_pid) - spent
+            spent = cpu_seconds(coordinator.pid) - spent
             value[name] = round(1e6 * spent / max(heard.tokens - before, 1), 1)
     return value
 
@@ -210,19 +193,23 @@ async def _clients(endpoint: str, streams: int, policy: str) -> AsyncIterator[He
         await clients.close()
 
 
-async def _hold(cell: FrontEndCell, streams: int, tokens: int) -> dict[str, Any]:
+async def _hold(cell: ProcessCell, streams: int, tokens: int) -> dict[str, Any]:
     """All clients at once, and what becomes of them."""
-    clients = Clients(cell.frontend)
-    began, spent = time.monotonic(), cpu_seconds(cell.frontend_pid)
+    front = cell.children["frontend/0"]
+    with cell.client() as client:
+        port = next(each.metrics_port for each in client.status().processes if each.name == front.name)
+    clients = Clients(front.endpoint)
+    began, spent = time.monotonic(), cpu_seconds(front.pid)
     await clients.ask(streams, "adaptive", tokens, forever=False)
     ended = asyncio.create_task(clients.ended())
     peak = 0.0
     while not ended.done():
         await asyncio.wait([ended], timeout=0.5)
-        peak = max(peak, await asyncio.to_thread(cell.gauge, "client_streams"))
+        page = await prometheus.scrape(f"http://127.0.0.1:{port}/metrics")
+        peak = max(peak, prometheus.total(page, "dspark_client_streams"))
     await ended
     took = time.monotonic() - began
-    spent = cpu_seconds(cell.frontend_pid) - spent
+    spent = cpu_seconds(front.pid) - spent
     heard = clients.heard
     await clients.close()
     return {
@@ -231,13 +218,13 @@ async def _hold(cell: FrontEndCell, streams: int, tokens: int) -> dict[str, Any]
         "tokens": heard.tokens,
         "seconds": round(took, 1),
         "tokens_per_cpu_second": round(heard.tokens / spent),
-        "front_end_mib": round(resident_mib(cell.frontend_pid)),
+        "front_end_mib": round(resident_mib(front.pid)),
     }
 
 
 def _pair(folder: Path, verify_ms: float | None = None) -> Path:
     """The flat pair over the vocabulary of the tokenizer, so that every id is text; slower where asked for."""
-    document = yaml.safe_load(FLAT.read_text(encoding="utf-8"))
+    document = yaml.safe_load(real_cell.FLAT.read_text(encoding="utf-8"))
     document["vocabulary"] = Tokenizer.from_file(str(TARGET / "tokenizer.json")).get_vocab_size()
     if verify_ms is not None:
         document["verify"] |= {"ms": [verify_ms]}
@@ -256,12 +243,6 @@ def resident_mib(pid: int) -> float:
     """Memory of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 if __name__ == "__main__":

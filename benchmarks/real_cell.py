@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -23,7 +24,17 @@ from dspark.loadgen.prompts import Question
 
 HERE = Path(__file__).resolve().parent
 FILES = HERE / "synthetic"
+FLAT = FILES / "flat.yaml"
 POOL_TOKENS = 1 << 21  # token slots of a synthetic worker: never what a measurement waits for
+
+
+def workers(
+    file: Path = FLAT, *, room: int, tokens_each: int = 1 << 15, target: str | Path = "", **more: Any
+) -> ProcessCell:
+    """Synthetic workers as processes, on any processor. room: sequences that each can hold, of so many tokens."""
+    synthetic = {"engine": "synthetic", "synthetic": file, "max_sequences": room}
+    verify, draft = {"kv_tokens": room * tokens_each}, {"context_tokens": room * tokens_each}
+    return ProcessCell(target, "", verify=synthetic | verify, draft=synthetic | draft, placed=False, **more)
 
 
 def cell(file: Path, *, verifiers: int = 1, drafters: int = 1) -> ProcessCell:

@@ -13,8 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from benchmarks.bare_lane import quiet
-from benchmarks.row import Row
+from benchmarks.row import Row, quiet
 from benchmarks.two_hops import Measured, RoundSetting, measure
 
 MOST = 1.6  # of what bare streams take beside the passes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -41,6 +42,11 @@ class Row:
 def note(line: str) -> None:
     """Progress, on stderr, so that stdout stays one row."""
     print(line, file=sys.stderr, flush=True)
+
+
+def quiet() -> None:
+    """Warnings only, of what runs in this process."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
 
 
 def only_rows() -> None:

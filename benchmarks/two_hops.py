@@ -17,11 +17,10 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks import bare_hops
-from benchmarks.bare_lane import ANSWER, PROMPT
+from benchmarks import bare_hops, real_cell
 from benchmarks.row import note
-from benchmarks.synthetic_cell import FLAT, SyntheticWorkers
 from coordinator.workers.control_client import ControlClient
+from deploy.processes import ProcessCell
 from dspark.rounds.control import Admission, Down, DrafterAt, PassReport, Up
 from dspark.rounds.events import Acknowledged, Admit
 from dspark.rounds.plan import PLAIN, Plan, PlanKind, Terms
@@ -31,6 +30,7 @@ from dspark.wire.v1 import draft_pb2_grpc, types_pb2, verify_pb2_grpc
 
 _numbers = itertools.count(1)  # of sequences: none is used again while a pass of an earlier window may hold it
 SETTLED = 24  # passes before anything is measured
+PROMPT, ANSWER = 32, 1 << 14  # tokens; no answer ends while it is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def measure(setting: RoundSetting, repeats: int, seconds: float) -> Measured:
     two, bare, steps, rows = list[float](), list[float](), list[float](), list[float]()
     with tempfile.TemporaryDirectory() as folder:
         pair = _pair(Path(folder), setting)
-        with SyntheticWorkers(pair, room=2 * setting.sequences) as workers:
+        with real_cell.workers(pair, room=2 * setting.sequences, led=False) as workers:
             for _ in range(repeats):
                 rounds_s, step_s, each = asyncio.run(_two_hops(workers, setting, seconds))
                 two += rounds_s
@@ -145,7 +145,7 @@ class Acknowledges:
 
 def _pair(folder: Path, setting: RoundSetting) -> Path:
     """The flat pair with rows and passes of this size."""
-    spec = yaml.safe_load(FLAT.read_text(encoding="utf-8"))
+    spec = yaml.safe_load(real_cell.FLAT.read_text(encoding="utf-8"))
     spec["feature_width"] = setting.width
     spec["verify"]["ms"], spec["draft"]["ms"] = [1e3 * setting.verify_s], [1e3 * setting.draft_s]
     path = folder / "pair.yaml"
@@ -153,9 +153,7 @@ def _pair(folder: Path, setting: RoundSetting) -> Path:
     return path
 
 
-async def _two_hops(
-    workers: SyntheticWorkers, setting: RoundSetting, seconds: float
-) -> tuple[list[float], float, float]:
+async def _two_hops(workers: ProcessCell, setting: RoundSetting, seconds: float) -> tuple[list[float], float, float]:
     """Seconds of each round, and from one pass to the next on the average; feature rows of a round."""
     async with _rounds(workers, setting) as rounds:
         clock = asyncio.get_running_loop()
@@ -169,7 +167,7 @@ async def _two_hops(
 
 
 @asynccontextmanager
-async def _rounds(workers: SyntheticWorkers, setting: RoundSetting) -> AsyncIterator[Acknowledges]:
+async def _rounds(workers: ProcessCell, setting: RoundSetting) -> AsyncIterator[Acknowledges]:
     """A verifier in the middle of its rounds."""
     (verifier,), (drafter,) = workers.endpoints("verify"), workers.endpoints("draft")
     async with open_channel(verifier, watch_ms=WORKER_WATCH_MS) as channel, open_channel(drafter) as other:

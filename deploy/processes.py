@@ -54,7 +54,8 @@ class ProcessCell:
     """A coordinator, verifiers and drafters as children of this process; a context manager that leaves nothing behind.
 
     flags: of each role, as written in its configuration, e.g. `draft={"q_entries": 16}`. programs: by role, a module
-    and its words that stand for the command itself.
+    and its words that stand for the command itself. led: whether there is a coordinator; workers alone otherwise.
+    placed: whether processes are kept to processors as those of a cluster are.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class ProcessCell:
         verifiers: int = 1,
         drafters: int = 1,
         programs: Mapping[str, Sequence[str]] | None = None,
+        led: bool = True,
+        placed: bool = True,
         folder: Path | None = None,
         **flags: Flags | None,
     ) -> None:
@@ -75,7 +78,8 @@ class ProcessCell:
         self._flags: dict[str, Flags] = {role: flags.get(role) or {} for role in ROLES}
         self._programs = programs or {}
         several = any(str(self._said(role, "threads") or 1) != "1" for role in self._counts)
-        self._homes = homes(usable(), 2 if several else 1)
+        self._homes = homes(usable(), 2 if several else 1) if placed else {}
+        self._led = led
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="dspark-cell-")
         self.folder = folder or Path(self._temporary.name if self._temporary else "")
         self.children: dict[str, Child] = {}
@@ -89,6 +93,10 @@ class ProcessCell:
     def http(self) -> str:
         """URL of the coordinator's HTTP front; empty without one."""
         return self.children["coordinator/0"].http
+
+    def endpoints(self, role: str) -> list[str]:
+        """Of all processes of a role."""
+        return [child.endpoint for name, child in self.children.items() if name.startswith(f"{role}/")]
 
     def client(self) -> Client:
         """A client of this cell, with the workers' token if it has one."""
@@ -104,17 +112,22 @@ class ProcessCell:
                     begun.append(self._begin(role, index, {**self._models, **self._flags[role]}))
             for child in begun:
                 self._await_ready(child)
-            workers = {
-                role: ",".join(c.endpoint for n, c in self.children.items() if n.startswith(f"{role}/"))
-                for role in self._counts
-            }
-            given = {"target": self._models["target"], **workers, **self._flags["coordinator"]}
-            self._await_ready(self._begin("coordinator", 0, given))
-            self._await_lanes()
+            if self._led:
+                workers = {role: ",".join(self.endpoints(role)) for role in self._counts}
+                given = {"target": self._models["target"], **workers, **self._flags["coordinator"]}
+                self._await_ready(self._begin("coordinator", 0, given))
+                self._await_lanes()
         except BaseException:
             self.stop()
             raise
         return self
+
+    def add_front_end(self, **flags: object) -> Child:
+        """One more process, which serves clients before the coordinator."""
+        before = {"target": self._models["target"], "coordinator": self.endpoint}
+        child = self._begin("frontend", len(self.endpoints("frontend")), {**before, **flags})
+        self._await_ready(child)
+        return child
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Sends a signal to one process; after SIGKILL it is gone on return."""
@@ -164,7 +177,7 @@ class ProcessCell:
 
     def _said(self, role: str, key: str) -> object:
         """A setting that is given for a role, here or in the environment."""
-        return self._flags[role].get(key) or os.environ.get(f"DSPARK_{role.upper()}__{key.upper()}")
+        return self._flags.get(role, {}).get(key) or os.environ.get(f"DSPARK_{role.upper()}__{key.upper()}")
 
     def _place(self, name: str) -> list[str]:
         """Where a process and its successors listen: the flags that say so."""

@@ -62,9 +62,7 @@ class SecuredCell(FaultCell):
 
     def start(self) -> Self:
         super().start()
-        clients = self._flags["coordinator"]["client_token_file"]
-        front = {**self._common, "client_token_file": clients, "coordinator": self.endpoint}
-        self._await_ready(self._begin("frontend", 0, {"target": self._models["target"], **front}))
+        self.add_front_end(**self._common, client_token_file=self._flags["coordinator"]["client_token_file"])
         return self
 
     def listeners(self) -> list[Listener]:

@@ -62,7 +62,7 @@ def rows(args: Args) -> Rows:
     rows: list[dict[str, Any]] = []
     host = f"127.0.0.1:{free_ports(1)[0]}"
     with FaultCell(TARGET, DRAFTER, coordinator={"http": host}) as cell:
-        cell._await_ready(cell._begin("frontend", 0, {"coordinator": cell.endpoint, "target": TARGET}))
+        cell.add_front_end()
         before = {name: child.pid for name, child in cell.children.items()}
         for name in ("coordinator/0", "frontend/0"):
             with sync_channel(cell.children[name].endpoint) as channel:
