@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "tests" / "data" / "pair"
 TARGET, DRAFTER = FOLDER / "target", FOLDER / "drafter"
+FLAT = ROOT / "benchmarks" / "synthetic" / "flat.yaml"  # engines that only take time
 VOCABULARY = 512
 
 # What is promised of each: the ids themselves, or that recorded choices lead to them.

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from deploy.processes import Child
-from dspark.cli.certificates import issue
 from dspark.client import Client
 from dspark.runtime.identity import write_token
-from dspark.runtime.tls import Tls
 from faults.processes import FaultCell
+from tests.certificates import Authority
 
 TENANTS = ("acme", "globex")
 _LISTEN = "0A"  # state of a socket in /proc/net/tcp
@@ -41,8 +39,8 @@ class SecuredCell(FaultCell):
         coordinator = settings.pop("coordinator", {})
         self._http = bool(coordinator.get("http"))
         super().__init__(**settings)
-        self.stranger = _Authority(self.folder / "stranger")
-        self.authority = _Authority(self.folder / "authority")
+        self.stranger = Authority(self.folder / "stranger")
+        self.authority = Authority(self.folder / "authority", TENANTS)
         self.tokens = {
             key: write_token(self.folder / key) for key in ("token_file", "operator_token_file", "metrics_token_file")
         }
@@ -67,38 +65,24 @@ class SecuredCell(FaultCell):
 
     def listeners(self) -> list[Listener]:
         """Of all processes of the cell."""
-        return [one for name, child in self.children.items() for one in _of_process(name, child)]
+        return [one for name, child in self.children.items() for one in listeners(name, child.pid)]
 
 
-class _Authority:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        issue(folder, hosts=[], tenants=list(TENANTS), days=1)
-
-    def tls(self, name: str | None) -> Tls:
-        """What the holder of a certificate knows; without a name, whoever has the authority's certificate only."""
-        mine = (self._path(f"{name}.crt"), self._path(f"{name}.key")) if name else (None, None)
-        return Tls(*mine, self._path("ca.crt"))
-
-    def settings(self) -> dict[str, str]:
-        return {"tls_cert": self._path("node.crt"), "tls_key": self._path("node.key"), "tls_ca": self._path("ca.crt")}
-
-    def _path(self, file: str) -> str:
-        return str(self._folder / file)
-
-
-def _of_process(name: str, child: Child) -> list[Listener]:
+def listeners(name: str, pid: int) -> list[Listener]:
+    """Of one process."""
     mine = set()
-    for file in Path(f"/proc/{child.pid}/fd").iterdir():
+    for file in Path(f"/proc/{pid}/fd").glob("*"):
         try:
             target = str(file.readlink())
         except OSError:  # closed meanwhile
             continue
         if target.startswith("socket:["):
             mine.add(target[len("socket:[") : -1])
-    found = []
+    found = list[Listener]()
+    if not mine:  # or it has ended
+        return found
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for line in Path(f"/proc/{child.pid}/net/{table}").read_text().splitlines()[1:]:
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             words = line.split()
             if words[3] == _LISTEN and words[9] in mine:
                 host, _, port = words[1].partition(":")

@@ -33,7 +33,7 @@ from faults.device import Seconds, SimulatedDevice
 from faults.drafter_stream import MemoryDrafterStream
 from faults.memory_grpc import MemoryChannel, MemoryServer
 from faults.network import Network
-from faults.pair import DRAFTER, ROOT, TARGET
+from faults.pair import DRAFTER, FLAT, TARGET
 from faults.plan import Plan
 from faults.simulation import Simulation
 from faults.tape import Tape
@@ -41,7 +41,6 @@ from verify_service import drafters
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
-SYNTHETIC = ROOT / "benchmarks" / "synthetic" / "flat.yaml"
 LONGEST_S = 3600.0  # simulated seconds that a story may take
 
 T = TypeVar("T")
@@ -92,7 +91,7 @@ class SimulatedCell:
         }
         if synthetic:
             for role, more in given.items():
-                more.update(engine="synthetic", synthetic=str(SYNTHETIC), max_sequences=64)
+                more.update(engine="synthetic", synthetic=str(FLAT), max_sequences=64)
                 more["kv_tokens" if role == "verify" else "context_tokens"] = 1 << 16
         else:
             given["verify"].update(target=str(TARGET), drafter=str(DRAFTER))

@@ -16,10 +16,8 @@ import grpc
 
 from dspark.loadgen import prometheus
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
-from faults.pair import DRAFTER, ROOT, TARGET
+from faults.pair import DRAFTER, FLAT, TARGET
 from faults.processes import FaultCell
-
-FLAT = ROOT / "benchmarks" / "synthetic" / "flat.yaml"
 
 
 def synthetic_cell(*, sequences: int, coordinator: Mapping[str, Any] | None = None) -> FaultCell:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -18,22 +18,18 @@ from typing import Any
 
 import pytest
 from faults.oracle import plain_greedy
+from faults.secured_cell import listeners
 
 from deploy.head import start_head, stop_head
 from deploy.process_tags import marked, new_cell_id
 from dspark.client import Chunk, Client, find_cell
 from dspark.client.cell import cell_file, is_alive
 from dspark.errors import Unavailable
+from tests.commands import DSPARK, dspark, run
 
 pytestmark = pytest.mark.ray
 
 PROMPT = [5, 9, 17, 33]
-
-
-def dspark(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """The command, as a user runs it."""
-    command = [sys.executable, "-m", "dspark.cli.main", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=check, timeout=240)
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +43,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def cluster(home: Path, golden_target: Path, golden_drafter: Path) -> Iterator[Client]:
-    came_up = dspark("up", "--target", str(golden_target), "--drafter", str(golden_drafter), check=False)
+    came_up = run("up", "--target", str(golden_target), "--drafter", str(golden_drafter))
     assert came_up.returncode == 0, came_up.stderr
     with Client() as client:
         assert came_up.stdout.strip() == client.endpoint
@@ -55,14 +51,14 @@ def cluster(home: Path, golden_target: Path, golden_drafter: Path) -> Iterator[C
 
 
 def _processes() -> dict[str, dict[str, Any]]:
-    reply = json.loads(dspark("status", "--json").stdout)
+    reply = json.loads(dspark("status", "--json"))
     return {process["name"]: process for process in reply["processes"]}
 
 
 def _await_replacement(name: str, before: int, within_s: float) -> dict[str, Any]:
     deadline = time.monotonic() + within_s
     while True:
-        result = dspark("status", "--json", check=False)
+        result = run("status", "--json")
         if result.returncode == 0:
             now = {process["name"]: process for process in json.loads(result.stdout)["processes"]}.get(name)
             if now and now["incarnation"] != before and now["state"] == "serving":
@@ -78,26 +74,9 @@ def test_a_cluster_answers_as_the_target_alone(cluster: Client, golden_target: P
 
 
 def test_every_process_listens_on_loopback_only(cluster: Client) -> None:
-    pids = set(marked(find_cell().cell_id))
-    assert pids
-    listening = {}
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A":
-                listening[fields[9]] = fields[1].partition(":")[0]
-    loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
-    wide = []
-    for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").glob("*"):
-            try:
-                target = os.readlink(link)
-            except OSError:
-                continue
-            inode = target.removeprefix("socket:[").removesuffix("]")
-            if inode in listening and listening[inode] not in loopback:
-                wide.append((pid, listening[inode]))
-    assert not wide
+    found = [one for pid in marked(find_cell().cell_id) for one in listeners(str(pid), pid)]
+    assert found
+    assert not [one for one in found if not ipaddress.ip_address(one.address.removeprefix("::ffff:")).is_loopback]
 
 
 def test_workers_refuse_calls_without_the_shared_token(cluster: Client) -> None:
@@ -116,7 +95,7 @@ def test_workers_refuse_calls_without_the_shared_token(cluster: Client) -> None:
 
 
 def test_a_second_up_is_refused_and_the_first_unharmed(cluster: Client, golden_target: Path) -> None:
-    second = dspark("up", "--target", str(golden_target), "--drafter", str(golden_target), check=False)
+    second = run("up", "--target", str(golden_target), "--drafter", str(golden_target))
     assert second.returncode == 1
     assert second.stderr == f"dspark: a cluster is already up at {cluster.endpoint}; `dspark down` ends it\n"
     assert cluster.complete(PROMPT, max_tokens=2, ignore_eos=True).end.finish_reason == "length"
@@ -177,10 +156,10 @@ def test_each_pool_is_scaled_by_itself_and_no_stream_notices(cluster: Client) ->
     with ThreadPoolExecutor(len(asked)) as pool:
         running = [pool.submit(stream, number) for number in range(len(asked))]
         try:
-            assert dspark("scale", "draft=2").stdout == "1 verifiers, 2 drafters\n"
+            assert dspark("scale", "draft=2") == "1 verifiers, 2 drafters\n"
             assert {"draft/0", "draft/1", "verify/0"} < set(_processes())
-            assert dspark("scale", "draft=0").stdout == "1 verifiers, 0 drafters\n"
-            assert dspark("scale", "draft=1").stdout == "1 verifiers, 1 drafters\n"
+            assert dspark("scale", "draft=0") == "1 verifiers, 0 drafters\n"
+            assert dspark("scale", "draft=1") == "1 verifiers, 1 drafters\n"
             assert "draft/1" not in _processes()
         finally:
             over.set()
@@ -192,17 +171,17 @@ def test_each_pool_is_scaled_by_itself_and_no_stream_notices(cluster: Client) ->
 
 
 def test_ray_sees_what_the_cell_reserves(cluster: Client) -> None:
-    said = dspark("ray", "--", "status").stdout
+    said = dspark("ray", "--", "status")
     for kind, unit in (("CPU", ""), ("memory", "GiB")):
         used, there = re.findall(rf"([\d.]+)\w*/([\d.]+){unit} {kind}", said)[0]
         assert 0 < float(used) <= float(there)
 
 
 def test_what_processes_wrote_and_where_their_metrics_are(cluster: Client) -> None:
-    records = [json.loads(line) for line in dspark("logs", "verify/0", "--json", "-n", "0").stdout.splitlines()]
+    records = [json.loads(line) for line in dspark("logs", "verify/0", "--json", "-n", "0").splitlines()]
     assert "verify.serving" in {record["event"] for record in records}
     assert {record["process"] for record in records} == {"verify/0"}
-    for group in json.loads(dspark("sd").stdout):
+    for group in json.loads(dspark("sd")):
         with urllib.request.urlopen(f"http://{group['targets'][0]}/metrics", timeout=10) as reply:
             assert b"dspark_rounds_total" in reply.read()
 
@@ -233,7 +212,7 @@ def test_down_lets_streams_finish_and_leaves_no_process_no_folder_and_no_state(c
         thread.start()
     while len(finished) < 4:
         time.sleep(0.05)
-    down = dspark("down", "--grace-s", "60")
+    down = run("down", "--grace-s", "60")
     for thread in asking:
         thread.join(60)
     assert not broken, "every stream that had begun ended well"
@@ -251,7 +230,7 @@ def test_a_bad_checkpoint_surfaces_the_worker_s_sentence_and_cleans_up(
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "config.json").write_text((golden_drafter / "config.json").read_text())
-    result = dspark("up", "--target", str(golden_target), "--drafter", str(broken), check=False)
+    result = run("up", "--target", str(golden_target), "--drafter", str(broken))
     assert result.returncode == 1
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith("dspark: ")
@@ -270,11 +249,11 @@ def test_a_cluster_of_others_is_joined_and_left_as_it_was(
     try:
         theirs = set(marked(head.cell_id))
         models = ("--target", str(golden_target), "--drafter", str(golden_drafter))
-        came_up = dspark("up", "--address", head.address, *models, "--frontends", "1", check=False)
+        came_up = run("up", "--address", head.address, *models, "--frontends", "1")
         assert came_up.returncode == 0, came_up.stderr
         front = _processes()["frontend/0"]
         assert came_up.stdout.strip() == find_cell().for_clients == front["endpoint"] != find_cell().endpoint
-        assert len(dspark("generate", "--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos").stdout.split()) == 4
+        assert len(dspark("generate", "--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos").split()) == 4
         ours = {process["pid"] for process in _processes().values()}
         dspark("down")
         assert not any(is_alive(pid) for pid in ours)
@@ -291,8 +270,7 @@ def test_whoever_stays_with_a_cell_learns_that_its_ray_is_gone(
 ) -> None:
     monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "home"))
     words = ("up", "--target", str(golden_target), "--drafter", "none", "--http", "none", "--block")
-    command = [sys.executable, "-m", "dspark.cli.main", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as staying:
+    with subprocess.Popen([*DSPARK, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as staying:
         assert staying.stdout is not None
         assert staying.stdout.readline().strip(), "it serves"
         cell = find_cell()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -10,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import SYNTHETIC, dspark
+
 pytestmark = pytest.mark.ray
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "synthetic" / "flat.yaml"
 LOSE = """
 import os
 import time
@@ -41,30 +41,25 @@ for left in range(60, -1, -1):  # until it is there again
 
 
 @pytest.mark.slow
-def test_a_controller_that_is_restarted_keeps_the_last_word_about_autoscaling(tmp_path: Path) -> None:
-    environment = {**os.environ, "DSPARK_HOME": str(tmp_path)}
-
-    def run(*words: str) -> str:
-        ran = subprocess.run(
-            [sys.executable, *words], capture_output=True, text=True, timeout=120, env=environment, check=False
-        )
-        assert ran.returncode == 0, ran.stderr
-        return ran.stdout
+def test_a_controller_that_is_restarted_keeps_the_last_word_about_autoscaling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSPARK_HOME", str(tmp_path))
 
     def until_switched(*words: str) -> None:
         """Every controller says once at its beginning how it is switched, and once for every change."""
         said: list[str] = []
         deadline = time.monotonic() + 60
         while said != sorted(words) and time.monotonic() < deadline:
-            lines = run("-m", "dspark.cli.main", "logs", "controller").splitlines()
+            lines = dspark("logs", "controller").splitlines()
             said = sorted(line.rpartition(" on=")[2] for line in lines if "autoscale.set" in line)
         assert said == sorted(words)
 
     try:
-        run("-m", "dspark.cli.main", "up", "--engine", "synthetic", "--synthetic", str(FILE), "--autoscale")
-        run("-m", "dspark.cli.main", "scale", "autoscale=off")
+        dspark(*SYNTHETIC, "--autoscale")
+        dspark("scale", "autoscale=off")
         until_switched("true", "false")
-        run("-c", LOSE)
+        subprocess.run([sys.executable, "-c", LOSE], check=True, timeout=120)
         until_switched("true", "false", "false")
     finally:
-        run("-m", "dspark.cli.main", "down")
+        dspark("down")

@@ -7,30 +7,28 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from deploy.head import Head, start_head, stop_head
+from deploy.head import start_head, stop_head
 from deploy.process_tags import new_cell_id
+from tests.commands import DSPARK, LIMIT_S, SYNTHETIC, dspark, run
 
 pytestmark = pytest.mark.ray
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "synthetic" / "flat.yaml"
-UP = ("up", "--engine", "synthetic", "--synthetic", str(FILE), "--http", "none")
-LIMIT_S = 240
+UP = (*SYNTHETIC, "--http", "none")
+LOAD = ("--concurrency", "2", "--requests", "4", "--input-len", "8", "--output-len", "16", "--temperature", "1")
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Head, dict[str, str]]]:
-    """A cluster of others, and what programs need in their environment to reach it."""
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A cluster of others: what programs need in their environment to reach it."""
     environment = dict(os.environ)
     head = start_head(tmp_path_factory.mktemp("host") / "ray_token", new_cell_id(), environment, lambda head: None)
     try:
-        yield head, {**environment, "RAY_ADDRESS": head.address}
+        yield {**environment, "RAY_ADDRESS": head.address}
     finally:
         assert stop_head(head) == []
 
@@ -38,44 +36,49 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Head, dict[
 class Guest:
     """A user of that cluster with a state folder of their own."""
 
-    def __init__(self, host: tuple[Head, dict[str, str]], folder: Path) -> None:
-        self._environment = {**host[1], "DSPARK_HOME": str(folder)}
+    def __init__(self, host: dict[str, str], folder: Path) -> None:
+        self.environment = {**host, "DSPARK_HOME": str(folder)}
 
-    def run(self, *words: str, code: int = 0) -> str:
-        """What it said: on stdout, or why it failed."""
-        ran = subprocess.run(self._command(words), capture_output=True, text=True, timeout=LIMIT_S, **self._options)
-        assert ran.returncode == code, ran.stdout + ran.stderr
-        return ran.stderr if code else ran.stdout
+    def run(self, *words: str) -> str:
+        return dspark(*words, environment=self.environment)
+
+    def refused(self, *words: str) -> str:
+        ran = run(*words, environment=self.environment)
+        assert ran.returncode == 1, ran.stdout + ran.stderr
+        return ran.stderr
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(self._command(words), stdout=subprocess.PIPE, text=True, **self._options)
+        return subprocess.Popen([*DSPARK, *words], stdout=subprocess.PIPE, text=True, env=self.environment)
 
     def names(self) -> set[str]:
         return {process["name"] for process in json.loads(self.run("status", "--json"))["processes"]}
 
-    @property
-    def _options(self) -> dict[str, Any]:
-        return {"env": self._environment}
 
-    def _command(self, words: tuple[str, ...]) -> list[str]:
-        return [sys.executable, "-m", "dspark.cli.main", *words]
-
-
-def test_a_pool_that_no_node_can_hold_is_refused_by_what_is_missing(
-    host: tuple[Head, dict[str, str]], tmp_path: Path
-) -> None:
+def test_a_pool_that_no_node_can_hold_is_refused_by_what_is_missing(host: dict[str, str], tmp_path: Path) -> None:
     guest = Guest(host, tmp_path)
-    said = guest.run(*UP, "--verifiers", "2", "--verifier-gpus", "1", code=1)
+    said = guest.refused(*UP, "--verifiers", "2", "--verifier-gpus", "1")
     last = said.strip().splitlines()[-1]
     assert re.fullmatch(r"dspark: verify/\d cannot be placed: no node with 1 GPU free: 2 wanted, 0 there", last)
-    assert "no cluster is running here" in guest.run("status", code=1), "nothing is left behind"
+    assert "no cluster is running here" in guest.refused("status"), "nothing is left behind"
 
 
-def test_two_cells_of_one_cluster_keep_apart(host: tuple[Head, dict[str, str]], tmp_path: Path) -> None:
+def test_a_cell_without_models_serves_a_load(host: dict[str, str], tmp_path: Path) -> None:
+    guest = Guest(host, tmp_path)
+    front = guest.run(*UP, "--frontends", "1").strip()
+    try:
+        for where in ((), ("--endpoint", front)):  # the coordinator, the front end
+            (point,) = json.loads(guest.run("bench", "--json", *where, *LOAD))["points"]
+            assert (point["answers"], point["errors"]) == (4, {})
+            assert point["tau"] > 1.0
+    finally:
+        guest.run("down", "--now")
+
+
+def test_two_cells_of_one_cluster_keep_apart(host: dict[str, str], tmp_path: Path) -> None:
     one, other = Guest(host, tmp_path / "one"), Guest(host, tmp_path / "other")
     one.run(*UP)
     try:
-        assert "already runs a cell named 'dspark'" in other.run(*UP, code=1)
+        assert "already runs a cell named 'dspark'" in other.refused(*UP)
         staying = other.begin(*UP, "--cell", "other", "--drafters", "0", "--block")
         try:
             assert staying.stdout is not None
@@ -90,6 +93,6 @@ def test_two_cells_of_one_cluster_keep_apart(host: tuple[Head, dict[str, str]], 
             staying.send_signal(signal.SIGTERM)
             staying.communicate(timeout=LIMIT_S)
             assert staying.returncode == 0, "a signal takes the cell down"
-        assert "no cluster is running here" in other.run("status", code=1)
+        assert "no cluster is running here" in other.refused("status")
     finally:
         one.run("down", "--now")

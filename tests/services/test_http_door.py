@@ -24,7 +24,7 @@ from coordinator.reception.tokenizer import Tokenizer
 from dspark.client import Client
 from dspark.errors import ConfigError
 from dspark.runtime.identity import write_token
-from tests.services.certificates import Authority
+from tests.certificates import Authority
 from tests.services.http_cell import HttpCell, synthetic_pair, until
 
 MODEL = "synthetic"

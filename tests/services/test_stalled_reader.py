@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest_asyncio
 import workers
+from faults.pair import FLAT
 
 from coordinator.process import CoordinatorProcess
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
 
-FLAT = Path(__file__).resolve().parents[2] / "benchmarks" / "synthetic" / "flat.yaml"
 SMALL = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
 
 

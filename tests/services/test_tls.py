@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 import workers
-from certificates import Authority
+from faults.pair import FLAT
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dspark.cli import certificates
@@ -28,8 +28,7 @@ from dspark.runtime.security import Security
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.tls import Tls
-
-PAIR = Path(__file__).parents[2] / "benchmarks" / "synthetic" / "flat.yaml"
+from tests.certificates import Authority
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +63,7 @@ async def test_plaintext_strangers_and_other_authorities_are_refused(
     endpoint: str, ours: Authority, theirs: Authority
 ) -> None:
     assert await _health(endpoint, ours.tls()) is None
-    no_certificate = Tls(ca=ours.path("ca.crt"))
+    no_certificate = ours.tls(None)
     stranger = Tls(theirs.path("node.crt"), theirs.path("node.key"), ours.path("ca.crt"))
     for tls in (None, no_certificate, stranger, theirs.tls()):
         assert await _health(endpoint, tls) is grpc.StatusCode.UNAVAILABLE
@@ -104,9 +103,9 @@ async def test_a_cell_under_mutual_tls_answers_those_with_a_token(
     clients = tmp_path / "clients"
     clients.write_text("acme a-token-of-the-tenant-acme\n")
     shared = {**tokens, **ours.settings()}
-    tenant = Tls(ours.path("client-acme.crt"), ours.path("client-acme.key"), ours.path("ca.crt"))
+    tenant = ours.tls("client-acme")
     async with (
-        workers.synthetic(PAIR, shared=shared, client_token_file=str(clients)) as (coordinator, *_),
+        workers.synthetic(FLAT, shared=shared, client_token_file=str(clients)) as (coordinator, *_),
         workers.frontend(coordinator=coordinator.endpoint, client_token_file=str(clients), **shared) as front,
     ):
         for endpoint in (coordinator.endpoint, front.endpoint):

@@ -14,7 +14,7 @@ from dspark.runtime.listen_config import ListenConfig, PublicConfig
 from dspark.runtime.roles import METHODS, Role
 from dspark.runtime.security import Access, ClientTokens, Security, read_client_tokens
 from dspark.wire.v1 import control_pb2, draft_pb2, features_pb2, frontend_pb2, generate_pb2, verify_pb2
-from tests.services.certificates import Authority
+from tests.certificates import Authority
 
 GENERATE = "/dspark.wire.v1.Generation/Generate"
 ANNOUNCE = "/dspark.wire.v1.Control/Announce"

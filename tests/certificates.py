@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from dspark.cli.certificates import issue
@@ -11,17 +12,19 @@ from dspark.runtime.tls import Tls
 class Authority:
     """One folder of `dspark certificates`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tenants: Sequence[str] = ("acme",)) -> None:
         self.folder = folder
+        self._tenants = list(tenants)
         self.renew()
 
     def renew(self) -> None:
         """New certificates of the same authority, in the same files."""
-        issue(self.folder, hosts=[], tenants=["acme"], days=1)
+        issue(self.folder, hosts=[], tenants=self._tenants, days=1)
 
-    def tls(self, name: str = "node") -> Tls:
-        """What the holder of a certificate knows."""
-        return Tls(self.path(f"{name}.crt"), self.path(f"{name}.key"), self.path("ca.crt"))
+    def tls(self, name: str | None = "node") -> Tls:
+        """What the holder of a certificate knows; without a name, whoever has the authority's certificate only."""
+        mine = (self.path(f"{name}.crt"), self.path(f"{name}.key")) if name else (None, None)
+        return Tls(*mine, self.path("ca.crt"))
 
     def path(self, file: str) -> str:
         return str(self.folder / file)
