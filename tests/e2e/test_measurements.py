@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import wait_until
 
 PAIR = Path(__file__).parents[1] / "data" / "pair"
 
@@ -30,9 +31,7 @@ def test_an_interrupted_demo_takes_its_cluster_down() -> None:
     assert demo.returncode == 130
     assert "taking the cluster down" in rest
     assert "down: " in rest
-    deadline = time.monotonic() + 10
-    while any(f"{demo.pid}" == _parent(pid) for pid in _pids()):
-        assert time.monotonic() < deadline
+    wait_until(lambda: not any(f"{demo.pid}" == _parent(pid) for pid in _pids()))
 
 
 def _pids() -> list[str]:

@@ -26,6 +26,7 @@ from dspark.client import Chunk, Client, find_cell
 from dspark.client.cell import cell_file, is_alive
 from dspark.errors import Unavailable
 from tests.commands import DSPARK, dspark, run
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -132,9 +133,7 @@ def test_a_killed_coordinator_comes_back_at_the_same_endpoint(cluster: Client) -
     os.kill(_pid_listening_at(before), signal.SIGKILL)
     after = _await_replacement("coordinator/0", before["incarnation"], within_s=120)
     assert after["endpoint"] == before["endpoint"]
-    deadline = time.monotonic() + 30
-    while "draft/0" not in _processes():
-        assert time.monotonic() < deadline
+    wait_until(lambda: "draft/0" in _processes())
     assert cluster.complete(PROMPT, max_tokens=4, temperature=0.0, timeout=30).end.usage.completion_tokens == 4
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -11,8 +10,6 @@ from typing import Any
 import workers
 
 from dspark.client import AsyncClient
-from dspark.decoding.reference import RecordedRound
-from dspark.types import SamplingParams, Verdict
 
 
 class Cell:
@@ -72,35 +69,3 @@ class Cell:
 
     async def _begun(self, serving: workers.Serving) -> Any:
         return await self._ends.enter_async_context(serving)
-
-
-class Recorded:
-    """The rounds that a verifier judged, by (seed, choice) of their parameters. Changes nothing of them."""
-
-    def __init__(self, engine: Any) -> None:
-        self.rounds: dict[tuple[int, int], list[RecordedRound]] = defaultdict(list)
-        self._engine, self._begin, self._end = engine, engine.begin, engine.end
-        self._under_way: dict[int, list[tuple[Any, SamplingParams]]] = {}  # by step: items and their parameters
-        engine.begin, engine.end = self._begun, self._ended
-
-    def _begun(self, items: Any) -> Any:
-        step = self._begin(items)
-        states = self._engine._holdings.states
-        self._under_way[id(step)] = [(item, states[item.cursor.sequence].params) for item in items]
-        return step
-
-    def _ended(self, step: Any) -> Any:
-        judged = self._end(step)
-        for (item, params), outcome in zip(self._under_way.pop(id(step), ()), judged.outcomes, strict=True):
-            assert isinstance(outcome, Verdict), outcome
-            made = RecordedRound(
-                item.cursor.anchor_position,
-                item.draft_ids,
-                item.q,
-                len(item.draft_ids),
-                outcome.accepted,
-                outcome.next_token,
-                item.cursor.epoch,
-            )
-            self.rounds[params.seed, params.choice].append(made)
-        return judged

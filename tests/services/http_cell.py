@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import threading
-import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +15,7 @@ import openai
 from synthetic_file import synthetic_file
 
 from tests.services import workers as processes
+from tests.waiting import wait_until
 
 PAIR = Path(__file__).parent.parent / "data" / "pair"
 TARGET, DRAFTER = PAIR / "target", PAIR / "drafter"
@@ -80,8 +80,8 @@ class HttpCell:
 
     def freed(self) -> None:
         """Waits until neither the coordinator nor a pool holds anything."""
-        until(lambda: self.held == 0)
-        until(lambda: self.verifier.engine.held.pages_held == 0)  # a pass may be under way that has them
+        wait_until(lambda: self.held == 0)
+        wait_until(lambda: self.verifier.engine.held.pages_held == 0)  # a pass may be under way that has them
 
     async def _start(self) -> None:
         start, shared = self._ends.enter_async_context, {"metrics_port": None, **self._shared}
@@ -119,11 +119,3 @@ def synthetic_pair(folder: Path, *, step_ms: float = 2.0) -> Path:
     return Path(
         synthetic_file(folder, [0.9, 0.9, 0.8], verify_ms=step_ms, draft_ms=0.2, concentration=1.0, vocabulary=4096)
     )
-
-
-def until(holds: Callable[[], Any], longest_s: float = 20.0) -> None:
-    """Waits for something that happens in its own time."""
-    deadline = time.monotonic() + longest_s
-    while not holds():
-        assert time.monotonic() < deadline, "it never held"
-        time.sleep(0.01)

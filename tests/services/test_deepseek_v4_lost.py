@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import torch
-from workers import until
 
 from coordinator.workers.worker import Address, WorkerRole
 from dspark.client import AsyncClient
@@ -21,6 +20,7 @@ from tests.architectures import deepseek_v4
 from tests.architectures.serving import prompt
 from tests.services.cell import Cell
 from tests.services.test_verifier_lost import lose
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -2,126 +2,85 @@
 
 Real coordinator, verifier and drafter talk over loopback. What the verifier was asked to judge is recorded; the
 recorded (anchor, prefix) choices, replayed by the reference loop over plain forwards of the target, must lead to the
-tokens the clients saw. At temperature 0 they must be those of plain greedy decoding.
+tokens the clients saw. At temperature 0 and under `coupled` they must be those of the target alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
-import torch
 from faults import oracle
+from faults.pair import DRAFTER, TARGET, prompt
+from faults.tape import Tape
 
-from dspark.client import AsyncClient
-from dspark.decoding.reference import RecordedRound, replay
-from dspark.types import Rule, SamplingParams
-from tests.services.cell import Cell, Recorded
+from dspark.types import Rule
+from tests.services.cell import Cell
 
-POLICIES = ("adaptive", "fixed:3", "threshold:0.4", "off")
-
-
-@dataclass
-class Running:
-    """A running cell and the rounds its verifier judged, by (seed, choice) of the request."""
-
-    endpoint: str
-    rounds: dict[tuple[int, int], list[RecordedRound]]
-
-
-@pytest_asyncio.fixture
-async def running(cell: Cell) -> Running:
-    coordinator = await cell.whole()
-    return Running(coordinator.endpoint, Recorded(cell.verifiers[0].engine).rounds)
-
-
-async def _answer(client: AsyncClient, prompt: list[int], delay_s: float, **options: Any) -> list[int]:
-    await asyncio.sleep(delay_s)
-    completion = await client.complete(prompt, timeout=60.0, ignore_eos=True, **options)
-    return list(completion.token_ids)
+POLICIES = ("adaptive", "fixed:3", "threshold:0.4", "off", "fixed:5")
+LAWS: dict[str, dict[str, Any]] = {
+    "sampled": {},
+    "truncated": {"temperature": 0.7, "top_k": 20, "top_p": 0.9},
+    "repetition": {"repetition_penalty": 1.6},
+    "presence and frequency": {"presence_penalty": 1.5, "frequency_penalty": 0.75},
+    "negative": {"frequency_penalty": -2.0, "temperature": 0.7},
+    "min_p": {"min_p": 0.2, "temperature": 1.5},
+    "greedy": {"temperature": 0.0, "repetition_penalty": 1.25, "logit_bias": {4: 1.5, 90: -100.0}},
+    "everything": {
+        "temperature": 0.9,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.01,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "logit_bias": {4: 2.0, 90: -100.0},
+    },
+}
 
 
-def _prompts(count: int) -> list[list[int]]:
-    rng = random.Random(5)
-    return [[rng.randrange(2, 120) for _ in range(rng.randrange(4, 40))] for _ in range(count)]
+@pytest.mark.parametrize("rule", [rule.name.lower() for rule in Rule])
+async def test_answers_of_every_law_follow_from_what_was_recorded(rule: str) -> None:
+    cell, tape = Cell(TARGET, DRAFTER), Tape()
+    try:
+        client = cell.client(await cell.whole())
+        tape.verifier(cell.verifiers[0].engine)
 
+        async def ask(number: int, **law: Any) -> tuple[list[int], dict[str, Any], tuple[int, ...]]:
+            asked = {"temperature": 1.0, "rule": rule, "seed": 1000 + number, **law}
+            await asyncio.sleep(0.01 * number)
+            given, policy = prompt(number, 4 + 3 * number), POLICIES[number % len(POLICIES)]
+            answer = await client.complete(given, timeout=60, ignore_eos=True, max_tokens=32, policy=policy, **asked)
+            return given, asked, answer.token_ids
 
-@pytest.mark.parametrize("rule", list(Rule))
-@pytest.mark.parametrize(
-    "params",
-    [
-        pytest.param({"temperature": 1.0}, id="sampled"),
-        pytest.param({"temperature": 0.7, "top_k": 20, "top_p": 0.9}, id="truncated"),
-    ],
-)
-async def test_recorded_choices_replayed_by_the_reference_loop_give_the_same_tokens(
-    running: Running, golden_target: Path, params: dict[str, Any], rule: Rule
-) -> None:
-    params = {**params, "rule": rule.name.lower()}
-    prompts, target = _prompts(8), partial(oracle.logits, target=golden_target)
-    client = AsyncClient(running.endpoint)
-    answers = await asyncio.gather(
-        *(
-            _answer(
-                client, prompt, 0.01 * index, max_tokens=24, seed=1000 + index, policy=POLICIES[index % 4], **params
-            )
-            for index, prompt in enumerate(prompts)
-        )
-    )
-    await client.close()
-    assert sum(len(rounds) for rounds in running.rounds.values()) > 0
-    assert any(made.accepted for rounds in running.rounds.values() for made in rounds)
-    for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        # The wire carries float32 request fields.
-        as_sent = {key: float(torch.tensor(v).item()) if isinstance(v, float) else v for key, v in params.items()}
-        as_sent["rule"] = rule
-        key = SamplingParams(**as_sent, seed=1000 + index)
-        rounds = running.rounds[1000 + index, 0]
-        assert tuple(answer) == replay(prompt, target, rounds, key, max_tokens=24, epoch=rounds[0].epoch)
-
-
-@pytest.mark.parametrize("params", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}], ids=str)
-async def test_seeded_answers_are_those_of_plain_decoding_whatever_the_policy(
-    running: Running, params: dict[str, Any]
-) -> None:
-    prompts = _prompts(6)
-    client = AsyncClient(running.endpoint)
-    answers = [
-        await asyncio.gather(
-            *(
-                _answer(client, prompt, 0.01 * index, max_tokens=40, seed=index, policy=policy, **params)
-                for index, prompt in enumerate(prompts)
-            )
-        )
-        for policy in POLICIES
-    ]
-    await client.close()
-    assert all(each == answers[-1] for each in answers)
-    assert any(made.accepted for rounds in running.rounds.values() for made in rounds)
+        told = await asyncio.gather(*(ask(number, **law) for number, law in enumerate([*LAWS.values()] * 2)))
+    finally:
+        await cell.close()
+    for given, asked, answer in told:
+        assert tape.problem(given, answer) == "", asked
+        (taken,) = [one for one in tape.taken if one.given == tuple(given)]
+        assert taken.params == oracle.params_of(asked, len(given))
+    assert any(made.accepted for taken in tape.taken for made in taken.rounds.values())
 
 
 async def test_rows_in_float8_change_no_greedy_answer_and_still_serve_the_drafter(
     cell: Cell, golden_target: Path
 ) -> None:
-    prompt = _prompts(1)[0]
+    given = random.Random(5).choices(range(2, 120), k=20)
     await cell.verifier(feature_dtype="float8_e4m3")
     await cell.drafter()
     client = cell.client(await cell.coordinator())
     completion = await client.complete(
-        prompt, timeout=60.0, ignore_eos=True, max_tokens=40, temperature=0.0, policy="fixed:7"
+        given, timeout=60.0, ignore_eos=True, max_tokens=40, temperature=0.0, policy="fixed:7"
     )
-    assert [list(completion.token_ids)] == oracle.plain_greedy(golden_target, [prompt], 40)
+    assert [list(completion.token_ids)] == oracle.plain_greedy(golden_target, [given], 40)
     assert completion.end.speculation.draft_tokens > 0
 
 
-async def test_the_rule_in_force_is_reported(running: Running) -> None:
-    client = AsyncClient(running.endpoint)
+async def test_the_rule_in_force_is_reported(cell: Cell) -> None:
+    client = cell.client(await cell.whole())
     assert (await client.model_info()).rule == "block"
     for asked, reported in (
         ({}, "block"),
@@ -131,4 +90,3 @@ async def test_the_rule_in_force_is_reported(running: Running) -> None:
     ):
         completion = await client.complete([5, 6, 7], timeout=60.0, max_tokens=6, ignore_eos=True, **asked)
         assert completion.end.speculation.rule == reported
-    await client.close()

@@ -13,7 +13,8 @@ from dspark.cli.main import main
 from dspark.cli.status import line, shape
 from dspark.client import AsyncClient, Client, InvalidRequest, LaneStatus, RoundExplanation
 from dspark.runtime.telemetry import Metrics
-from tests.services.http_cell import HttpCell, synthetic_pair, until
+from tests.services.http_cell import HttpCell, synthetic_pair
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def test_a_running_request_is_explained_until_it_ends(cell: HttpCell) -> None:
 
         asking = threading.Thread(target=answer)
         asking.start()
-        until(lambda: cell.coordinator.admission.find("mine") is not None)
+        wait_until(lambda: cell.coordinator.admission.find("mine") is not None)
         rounds = list(client.explain("mine", timeout=60.0))
         asking.join()
     assert len(rounds) > 5
@@ -48,7 +49,7 @@ def test_a_running_request_is_explained_until_it_ends(cell: HttpCell) -> None:
     assert shape(whole)["why"] == "fixed"
     assert "verified 2" in line(whole)
     assert "the policy's number" in line(whole)
-    until(lambda: not cell.coordinator.membership.explain.watched)
+    wait_until(lambda: not cell.coordinator.membership.explain.watched)
 
 
 async def test_the_asyncio_client_explains_too(cell: HttpCell) -> None:

@@ -18,7 +18,8 @@ from dspark.cli.status import line
 from dspark.client import Client
 from dspark.errors import InvalidRequest
 from dspark.types import Constraint, RefusalReason
-from tests.services.http_cell import HttpCell, until
+from tests.services.http_cell import HttpCell
+from tests.waiting import wait_until
 from verify_service.grammars import grammars
 
 SCHEMA = {
@@ -226,7 +227,7 @@ def test_explain_tells_what_forms_did(cell: HttpCell) -> None:
 
     asking = threading.Thread(target=answer)
     asking.start()
-    until(lambda: cell.coordinator.admission.find("shaped") is not None)
+    wait_until(lambda: cell.coordinator.admission.find("shaped") is not None)
     with Client(cell.coordinator.endpoint) as client:
         rounds = list(client.explain("shaped", timeout=60.0))
     asking.join()

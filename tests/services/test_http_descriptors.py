@@ -13,7 +13,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.services.http_cell import TARGET, HttpCell, synthetic_pair, until
+from tests.services.http_cell import TARGET, HttpCell, synthetic_pair
+from tests.waiting import wait_until
 
 DESCRIPTORS, IDLE, TOKENS = 96, 120, 1500
 
@@ -37,7 +38,7 @@ def coordinator(cell: HttpCell, log: Path) -> Iterator[str]:
 def test_idle_connections_beyond_all_descriptors_harm_no_stream(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with HttpCell(synthetic_pair(tmp_path), http=None) as cell, coordinator(cell, log) as url:
-        until(lambda: httpx.get(f"{url}/health").status_code == 200, 60.0)
+        wait_until(lambda: httpx.get(f"{url}/health").status_code == 200)
         host, _, port = url.removeprefix("http://").rpartition(":")
         body = {"prompt": "abc", "max_tokens": TOKENS, "ignore_eos": True, "stream": True, "return_token_ids": True}
         told, idle = 0, list[socket.socket]()
@@ -51,7 +52,7 @@ def test_idle_connections_beyond_all_descriptors_harm_no_stream(tmp_path: Path) 
         assert told == TOKENS
         for each in idle:
             each.close()
-        until(lambda: _answers(url))
+        wait_until(lambda: _answers(url))
         counted = [line for line in httpx.get(f"{url}/metrics").text.splitlines() if 'kind="connection"' in line]
         assert sum(float(line.rpartition(" ")[2]) for line in counted if "dspark_dropped_total" in line) > 0
     lines = log.read_text(encoding="utf-8").splitlines()

@@ -25,7 +25,8 @@ from dspark.client import Client
 from dspark.errors import ConfigError
 from dspark.runtime.identity import write_token
 from tests.certificates import Authority
-from tests.services.http_cell import HttpCell, synthetic_pair, until
+from tests.services.http_cell import HttpCell, synthetic_pair
+from tests.waiting import wait_until
 
 MODEL = "synthetic"
 
@@ -358,7 +359,7 @@ def test_a_client_that_goes_frees_both_pools(cell: HttpCell, stream: bool) -> No
         connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
         if stream:
             assert b"200 OK" in connection.recv(1000)
-        until(lambda: cell.coordinator.admission.running == 1)
+        wait_until(lambda: cell.coordinator.admission.running == 1)
         assert cell.held
     cell.freed()
 

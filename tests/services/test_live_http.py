@@ -12,7 +12,8 @@ import pytest
 
 from dspark.client import Client
 from dspark.runtime.identity import write_token
-from tests.services.http_cell import HttpCell, synthetic_pair, until
+from tests.services.http_cell import HttpCell, synthetic_pair
+from tests.waiting import wait_until
 
 PROMPT = "Worksheet on sums\n\nProblem 1: Add 12 and 30.\n"
 
@@ -101,7 +102,7 @@ def test_leaving_frees_the_sequence_at_once(cell: HttpCell, http: httpx.Client) 
     with http.stream("POST", "/live/generate", json={"messages": said(PROMPT), "max_tokens": 1024}) as response:
         assert next(events(response))["type"] == "begin"
     cell.freed()
-    until(lambda: not cell.coordinator.membership.explain.watched)
+    wait_until(lambda: not cell.coordinator.membership.explain.watched)
 
 
 def test_frames_show_lanes_workers_and_the_load_that_is_set_within_its_bound(
@@ -129,7 +130,7 @@ def test_frames_show_lanes_workers_and_the_load_that_is_set_within_its_bound(
 def test_nobody_watches_nothing_is_kept_and_no_load_stays(cell: HttpCell, http: httpx.Client) -> None:
     assert http.post("/live/load", json={"streams": 2}).json()["streams"] == 2
     assert cell.coordinator.membership.explain.watched
-    until(lambda: not cell.coordinator.membership.explain.watched, 30.0)
+    wait_until(lambda: not cell.coordinator.membership.explain.watched)
     cell.freed()
 
 

@@ -22,7 +22,8 @@ from coordinator.reception.tokenizer import Tokenizer
 from dspark.client import AsyncClient, Chunk, Client, Completion, Finished, InvalidRequest, PromptLogprobs
 from dspark.types import MAX_PROMPT_LOGPROBS
 from tests.services.cell import Cell
-from tests.services.http_cell import TARGET, HttpCell, until
+from tests.services.http_cell import TARGET, HttpCell
+from tests.waiting import wait_until
 
 VOCAB = 128
 LONG = [(7 * at * at + 3 * at + 5) % VOCAB for at in range(450)]  # several passes, and all but the context
@@ -239,7 +240,7 @@ def test_an_answer_that_ends_before_its_prompt_is_scored_is_told_all_the_same(
         body = {"prompt": TEXTS[0], "max_tokens": 3, "echo": True, "logprobs": 1, "stream": stream}
         with ThreadPoolExecutor(1) as pool:
             told = pool.submit(post, cell, **body)
-            until(lambda: cell.coordinator.admission.find("cmpl-aa") is not None)
+            wait_until(lambda: cell.coordinator.admission.find("cmpl-aa") is not None)
             assert client.abort(["cmpl-aa"])
             answer = told.result(60)
         held.close()

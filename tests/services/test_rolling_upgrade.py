@@ -20,6 +20,7 @@ from deploy.head import free_ports
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
 from dspark.client import AsyncClient
+from tests.waiting import until
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
@@ -132,8 +133,4 @@ async def settled(asking: list[asyncio.Task[None]], answers: list[Any], more: in
 
 async def until_fed(membership: Membership, lanes: int) -> None:
     """Until so many lanes are there, each with a drafter."""
-    async with asyncio.timeout(20.0):
-        while True:
-            if len(membership.lanes) == lanes and all(lane.drafters for lane in membership.lanes):
-                return
-            await asyncio.sleep(0.02)
+    await until(lambda: len(membership.lanes) == lanes and all(lane.drafters for lane in membership.lanes))

@@ -16,7 +16,6 @@ import pytest
 from columns import rows_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from synthetic_file import synthetic_file
-from workers import until
 
 from draft_service import process as draft_process
 from draft_service import rounds
@@ -32,6 +31,7 @@ from dspark.types import Block, Cursor, EmptyReason, RefusalReason, SamplingPara
 from dspark.wire import codec, orders
 from dspark.wire.blocks import read_blocks
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc, types_pb2
+from tests.waiting import until
 
 WIDTH, VOCAB, BLOCK = 1024, 500, 4
 GREEDY = SamplingParams(temperature=0.0, seed=3)

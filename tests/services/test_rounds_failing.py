@@ -18,7 +18,6 @@ import workers
 from conductor import Answer, Conductor, conducting, planned
 from fake_drafter import INCARNATION, LIES, FakeDrafter, Said, sound
 from synthetic_file import synthetic_file
-from workers import until
 
 from dspark.errors import Overloaded
 from dspark.rounds.control import Admission, DrafterAt, Use
@@ -34,6 +33,7 @@ from dspark.wire.control_down import write_down
 from dspark.wire.orders import read_order
 from dspark.wire.v1 import draft_pb2, verify_pb2, verify_pb2_grpc
 from tests.certificates import Authority
+from tests.waiting import until
 from verify_service import drafter_stream, drafters
 from verify_service.batch_runner import BatchFailed
 from verify_service.prompts import Prompts

@@ -13,6 +13,7 @@ from faults.pair import FLAT
 
 from coordinator.process import CoordinatorProcess
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
+from tests.waiting import until
 
 SMALL = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
 
@@ -54,12 +55,10 @@ async def test_a_client_that_stops_reading_is_cut_and_hears_why(cell: Coordinato
         await stalled.read()
         neighbour = asyncio.create_task(read(generate_pb2_grpc.GenerationStub(ordinary).Generate(request(50))))
         async with asyncio.timeout(60):
-            while not cell.metrics.value("slow_readers_cut_total"):  # noqa: ASYNC110 counted, not signalled
-                await asyncio.sleep(0.02)
+            await until(lambda: cell.metrics.value("slow_readers_cut_total"))
             assert cell.metrics.value("client_streams") <= 1  # the neighbour, if it still reads
             count, code = await read(stalled)
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert count < 30_000
             assert (await neighbour)[1] is grpc.StatusCode.OK
-            while cell.admission.running:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+            await until(lambda: not cell.admission.running)

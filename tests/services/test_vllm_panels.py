@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from dspark.client import Client
-from tests.services.http_cell import HttpCell, synthetic_pair, until
+from tests.services.http_cell import HttpCell, synthetic_pair
+from tests.waiting import wait_until
 
 MODEL, CELL = "the-model", "cell-7"
 
@@ -100,9 +101,9 @@ def test_every_panel_shows_data(cell: HttpCell) -> None:
         client.complete([5, 6, 7], max_tokens=20, temperature=0.0, ignore_eos=True)
         streams = [client.generate([5, 6, 7], max_tokens=4000, ignore_eos=True, request_id=name) for name in "ab"]
         next(streams[0])
-        until(lambda: _shown(PANELS["running"], _samples(cell)) == 1)
-        until(lambda: _shown(PANELS["waiting"], _samples(cell)) == 1)
-        until(lambda: 0 < _shown(PANELS["cache"], _samples(cell)) <= 1)
+        wait_until(lambda: _shown(PANELS["running"], _samples(cell)) == 1)
+        wait_until(lambda: _shown(PANELS["waiting"], _samples(cell)) == 1)
+        wait_until(lambda: 0 < _shown(PANELS["cache"], _samples(cell)) <= 1)
         assert set(client.abort(["a", "b"])) == {"a", "b"}
     samples = _samples(cell)
     for panel, expression in PANELS.items():
@@ -127,5 +128,5 @@ def test_every_sample_says_which_model_and_cell_and_none_when_it_began(cell: Htt
 def test_a_coordinator_without_a_target_calls_it_what_verifiers_do(tmp_path: Any) -> None:
     shared = {"metrics_port": 0}
     with HttpCell(synthetic_pair(tmp_path), http=None, target=None, shared=shared) as running:
-        until(lambda: running.coordinator.membership.verifiers)
+        wait_until(lambda: running.coordinator.membership.verifiers)
         assert {each.labels["model_name"] for each in _samples(running)} == {"synthetic"}

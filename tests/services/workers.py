@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from coordinator.frontend import process as frontend_process
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
 from dspark.runtime.shell import ShellProcess
+from tests.waiting import until
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
@@ -67,12 +67,3 @@ async def synthetic(
     ):
         yield c, v, d
         await until(lambda: v.engine.held.pages_held == d.engine.held.pages_held == 0)
-
-
-async def until(condition: Any, deadline_s: float = 30.0) -> None:
-    """Waits for something that another task brings about."""
-    for _ in range(int(deadline_s / 0.01)):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"not so within {deadline_s} s")

@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 # A benchmark with one foreign server, which starts a process of its own: both write down their ids.
@@ -40,10 +41,7 @@ def test_a_foreign_server_and_its_children_end_with_the_benchmark(number: signal
     assert len(pids) == 2
     process.send_signal(number)
     process.wait(60)
-    deadline = time.monotonic() + 60
-    while any(_runs(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(_runs(pid) for pid in pids)
+    wait_until(lambda: not any(_runs(pid) for pid in pids))
     process.stdout.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import inspect
 import re
@@ -32,6 +31,7 @@ from dspark.client import (
 )
 from dspark.client.request import Options, Sampling
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc, types_pb2
+from tests.waiting import until, wait_until
 
 
 class Counter(generate_pb2_grpc.GenerationServicer):
@@ -99,13 +99,6 @@ def service() -> Iterator[tuple[Counter, str]]:
     server.start()
     yield servicer, f"127.0.0.1:{port}"
     server.stop(0).wait(5)
-
-
-def _wait_ended(servicer: Counter, request_id: str) -> None:
-    deadline = time.monotonic() + 5
-    while not servicer.ended.get(request_id):
-        assert time.monotonic() < deadline, f"{request_id} still runs"
-        time.sleep(0.01)
 
 
 def test_a_stream_gives_every_token_once_and_then_says_why_it_ended(service: tuple[Counter, str]) -> None:
@@ -276,7 +269,7 @@ def test_leaving_early_ends_the_request_on_the_server(service: tuple[Counter, st
         stream = client.generate([1], max_tokens=10_000, request_id=f"slow-{how}")
         next(stream)
         (stream if how == "close" else client).close()
-    _wait_ended(service[0], f"slow-{how}")
+    wait_until(lambda: service[0].ended.get(f"slow-{how}"))
     client.close()
 
 
@@ -312,7 +305,7 @@ def test_unavailable_before_the_first_token_is_tried_again(service: tuple[Counte
 def test_the_timeout_is_the_deadline(service: tuple[Counter, str]) -> None:
     with Client(service[1]) as client, pytest.raises(DeadlineExceeded):
         client.complete([1], max_tokens=10_000, request_id="slow-late", timeout=0.2)
-    _wait_ended(service[0], "slow-late")
+    wait_until(lambda: service[0].ended.get("slow-late"))
 
 
 def test_a_call_ended_by_the_server_is_unavailable_and_one_ended_here_is_cancelled(
@@ -358,7 +351,7 @@ async def test_the_async_client_says_the_same(service: tuple[Counter, str]) -> N
         with pytest.raises(Overloaded):
             await client.complete([1], max_tokens=1, request_id="full")
         await _leave_after_one(client)
-        await asyncio.to_thread(_wait_ended, service[0], "slow-async")
+        await until(lambda: service[0].ended.get("slow-async"))
 
 
 async def _leave_after_one(client: AsyncClient) -> None:

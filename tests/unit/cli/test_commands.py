@@ -19,6 +19,7 @@ from dspark.cli.main import build_parser, main, split
 from dspark.cli.status import as_json
 from dspark.client import Cell, CellStatus, LaneStatus, MeasuredCost, NoCell, ProcessStatus, find_cell
 from dspark.client.cell import cell_file, is_alive, write_cell
+from tests.waiting import wait_until
 
 
 def _cell(**changes: object) -> Cell:
@@ -153,10 +154,7 @@ def test_a_process_that_has_ended_is_not_alive() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     assert is_alive(process.pid)
     process.kill()
-    deadline = time.monotonic() + 5
-    while is_alive(process.pid):  # before it is reaped, too
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not is_alive(process.pid))  # before it is reaped, too
     process.wait()
     assert not is_alive(process.pid)
 

@@ -227,8 +227,8 @@ def test_a_state_file_of_a_dead_cluster_is_told(tmp_path: Path, monkeypatch: pyt
 
 def test_a_ray_that_is_not_there_is_told() -> None:
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
+        held.bind(("127.0.0.1", 0))  # held, so that nobody else listens there
         port = held.getsockname()[1]
-    (found,) = [each for each in checks.ray_access(f"127.0.0.1:{port}", {}) if each.what == "ray"]
+        (found,) = [each for each in checks.ray_access(f"127.0.0.1:{port}", {}) if each.what == "ray"]
     assert found.level is Level.FAIL
     assert "GCS" in found.mend

@@ -9,10 +9,12 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 import pytest_asyncio
+
+from tests.waiting import until
 
 pytest.importorskip("uvicorn")
 
@@ -100,12 +102,6 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], byte
     return int(status.split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
 
 
-async def _until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not true():  # noqa: ASYNC110 - what is watched is the server's state
-            await asyncio.sleep(0.01)
-
-
 async def test_quiet_connections_take_no_room_from_requests(address: tuple[str, int], counted: Metrics) -> None:
     quiet = [await asyncio.open_connection(*address) for _ in range(MOST * server_module.CONNECTIONS)]
     reader, writer = await _ask(address)
@@ -150,7 +146,7 @@ async def test_a_client_that_closes_its_half_gets_its_answer(
 ) -> None:
     monkeypatch.setattr(connection_module, "FIRST_S", 0.01 if slow else 60.0)
     reader, writer = await _ask(address, b"/held")
-    await _until(lambda: application.running == 1)
+    await until(lambda: application.running == 1)
     writer.write_eof()
     if slow:  # an interim response, as every client skips them
         assert await reader.readuntil(b"\r\n\r\n") == connection_module.INTERIM
@@ -170,16 +166,16 @@ async def test_a_stream_goes_on_to_a_client_that_closed_its_half(
         assert b"data: " in await reader.readuntil(b"\n\n")
     assert not application.said
     writer.close()
-    await _until(lambda: "gone" in application.said)
+    await until(lambda: "gone" in application.said)
 
 
 async def test_a_client_that_closes_both_halves_has_left(
     server: HttpServer, address: tuple[str, int], application: Application
 ) -> None:
     _, writer = await _ask(address, b"/gone")
-    await _until(lambda: application.running == 1)
+    await until(lambda: application.running == 1)
     writer.close()
-    await _until(lambda: not (application.running or server.connections))
+    await until(lambda: not (application.running or server.connections))
 
 
 @pytest.mark.parametrize("first", [b"/", b"/held"])
@@ -207,27 +203,27 @@ async def test_nothing_is_said_in_the_middle_of_an_answer_that_others_wait_behin
         came += await reader.readuntil(b"\n\n")
     assert connection_module.INTERIM not in came
     writer.close()
-    await _until(lambda: "gone" in application.said)
+    await until(lambda: "gone" in application.said)
 
 
 async def test_who_leaves_with_more_asked_than_is_answered_has_left(
     server: HttpServer, address: tuple[str, int], application: Application
 ) -> None:
     _, writer = await _ask(address, b"/gone")
-    await _until(lambda: application.running == 1)
+    await until(lambda: application.running == 1)
     writer.write(GET % b"/gone")
     await writer.drain()
     writer.close()
-    await _until(lambda: not (application.running or server.connections))
+    await until(lambda: not (application.running or server.connections))
 
 
 async def test_a_request_that_is_cut_short_is_none(address: tuple[str, int], application: Application) -> None:
     reader, writer = await asyncio.open_connection(*address)
     writer.write(b"POST /gone HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nx")
-    await _until(lambda: application.running == 1)
+    await until(lambda: application.running == 1)
     writer.write_eof()
     assert await reader.read() == b""
-    await _until(lambda: not application.running)
+    await until(lambda: not application.running)
     writer.close()
 
 
@@ -235,7 +231,7 @@ async def test_requests_beyond_the_bound_hear_when_to_come_back(
     address: tuple[str, int], application: Application, counted: Metrics
 ) -> None:
     running = [await _ask(address, b"/held") for _ in range(MOST)]
-    await _until(lambda: application.running == MOST)
+    await until(lambda: application.running == MOST)
     reader, writer = await _ask(address)
     status, headers, body = await _head(reader)
     assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
@@ -263,8 +259,8 @@ async def test_a_client_that_reads_nothing_loses_its_connection(
         await asyncio.get_running_loop().sock_connect(client, address)
         client.send(GET % b"/stream")
         # What it did not take is thrown away: a connection that was closed in order would wait for it.
-        await _until(lambda: application.said == ["cut", "gone"])
-        await _until(lambda: not (application.running or server.connections))
+        await until(lambda: application.said == ["cut", "gone"])
+        await until(lambda: not (application.running or server.connections))
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 

@@ -19,6 +19,7 @@ from deploy.fleet import Announced, Pending, StartedProcess, StartFailed
 from deploy.topology import ProcessRole, Replica, desired
 from dspark.client import CellStatus, LaneStatus
 from dspark.errors import ConfigError, Unavailable
+from tests.waiting import until
 
 
 class HealthFleet:
@@ -102,11 +103,11 @@ class Cell:
     async def run(self) -> None:
         """Until everybody serves."""
         self.begin()
-        await _until(lambda: set(self.phases().values()) == {"serving"})
+        await until(lambda: set(self.phases().values()) == {"serving"})
 
     async def told(self, *names: str) -> None:
         """Until the coordinator has last been told of these."""
-        await _until(lambda: bool(self.listener.told) and self.listener.told[-1].keys() >= set(names))
+        await until(lambda: bool(self.listener.told) and self.listener.told[-1].keys() >= set(names))
 
     def phases(self) -> dict[str, str]:
         return {row["name"]: row["phase"] for row in self.controller.report()}
@@ -147,15 +148,9 @@ def cell(make: Make) -> Cell:
     return make(drafters=2)
 
 
-async def _until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not true():  # noqa: ASYNC110 - what is watched is another loop's state
-            await asyncio.sleep(0.01)
-
-
 async def test_everything_desired_comes_up_and_the_coordinator_is_told_the_full_set(cell: Cell) -> None:
     await cell.run()
-    await _until(lambda: bool(cell.listener.told) and set(cell.listener.told[-1]) == {"verify/0", "draft/0", "draft/1"})
+    await until(lambda: bool(cell.listener.told) and set(cell.listener.told[-1]) == {"verify/0", "draft/0", "draft/1"})
 
 
 async def test_a_lost_drafter_is_replaced_with_a_new_incarnation_and_announced(cell: Cell) -> None:
@@ -163,7 +158,7 @@ async def test_a_lost_drafter_is_replaced_with_a_new_incarnation_and_announced(c
     await cell.told("draft/1")
     before = cell.listener.told[-1]["draft/1"]
     await cell.fleet.crash("draft/1")
-    await _until(lambda: cell.listener.told[-1].get("draft/1", before) != before)
+    await until(lambda: cell.listener.told[-1].get("draft/1", before) != before)
     assert cell.fleet.started.count("draft/1") == 2
     assert cell.fleet.started.count("draft/0") == 1, "nobody else is touched"
     assert "draft/1" in cell.fleet.ended, "the dead one is put away before its successor starts"
@@ -174,7 +169,7 @@ async def test_a_restarted_coordinator_is_told_again(cell: Cell) -> None:
     await cell.told()
     heard = len(cell.listener.told)
     await cell.fleet.crash("coordinator/0")
-    await _until(lambda: cell.fleet.started.count("coordinator/0") == 2 and len(cell.listener.told) > heard)
+    await until(lambda: cell.fleet.started.count("coordinator/0") == 2 and len(cell.listener.told) > heard)
 
 
 async def test_an_announcement_that_fails_is_made_again_and_a_good_one_repeated(cell: Cell) -> None:
@@ -183,14 +178,14 @@ async def test_an_announcement_that_fails_is_made_again_and_a_good_one_repeated(
     await asyncio.sleep(0.1)
     assert not cell.listener.told
     cell.listener.deaf = False
-    await _until(lambda: len(cell.listener.told) >= 2)
+    await until(lambda: len(cell.listener.told) >= 2)
     assert cell.listener.told[-1] == cell.listener.told[-2]
 
 
 async def test_a_replica_that_cannot_start_says_why_and_does_not_hold_up_the_others(cell: Cell) -> None:
     cell.fleet.broken["draft/0"] = StartFailed("model.safetensors lacks fc.weight", fatal=True)
     cell.begin()
-    await _until(lambda: sorted(cell.phases().values()) == ["down", "serving", "serving", "serving"])
+    await until(lambda: sorted(cell.phases().values()) == ["down", "serving", "serving", "serving"])
     row = cell.row("draft/0")
     assert (row["reason"], row["fatal"]) == ("model.safetensors lacks fc.weight", True)
     await asyncio.sleep(0.2)
@@ -208,15 +203,13 @@ async def test_a_new_controller_adopts_what_still_runs(cell: Cell) -> None:
 async def test_a_pool_that_grows_is_started_and_one_that_shrinks_is_drained_and_let_go(cell: Cell) -> None:
     await cell.run()
     cell.controller.resize(2, 1)
-    await _until(
-        lambda: bool(cell.listener.told) and set(cell.listener.told[-1]) == {"verify/0", "verify/1", "draft/0"}
-    )
-    await _until(lambda: "draft/1" not in cell.fleet.servers)
+    await until(lambda: bool(cell.listener.told) and set(cell.listener.told[-1]) == {"verify/0", "verify/1", "draft/0"})
+    await until(lambda: "draft/1" not in cell.fleet.servers)
     assert cell.fleet.ended == ["draft/1"]
     await asyncio.sleep(0.1)
     assert cell.fleet.started.count("draft/1") == 1
     cell.controller.resize(2, 2)
-    await _until(lambda: cell.fleet.started.count("draft/1") == 2 and "draft/1" in cell.listener.told[-1])
+    await until(lambda: cell.fleet.started.count("draft/1") == 2 and "draft/1" in cell.listener.told[-1])
 
 
 async def test_a_worker_that_leaves_is_announced_as_draining_until_nobody_needs_it(cell: Cell) -> None:
@@ -225,13 +218,13 @@ async def test_a_worker_that_leaves_is_announced_as_draining_until_nobody_needs_
     await cell.told("draft/1")
     before = len(cell.listener.told)
     cell.controller.resize(1, 1)
-    await _until(lambda: len(cell.listener.told) > before + 2)
+    await until(lambda: len(cell.listener.told) > before + 2)
     assert all(each == {"draft/1"} for each in cell.listener.drained[before:]), "from the first word on"
     assert "draft/1" in cell.fleet.servers, "it has sequences, so it stays"
     assert "draft/1" in cell.listener.told[-1], "and the coordinator keeps its connection"
     cell.listener.needed.clear()
-    await _until(lambda: "draft/1" not in cell.fleet.servers)
-    await _until(lambda: "draft/1" not in cell.listener.told[-1])
+    await until(lambda: "draft/1" not in cell.fleet.servers)
+    await until(lambda: "draft/1" not in cell.listener.told[-1])
 
 
 async def test_a_worker_that_is_needed_too_long_is_taken_from_the_set_before_it_ends(
@@ -250,7 +243,7 @@ async def test_a_worker_that_is_needed_too_long_is_taken_from_the_set_before_it_
     await cell.run()
     monkeypatch.setattr(cell.fleet, "end", noting)
     cell.controller.resize(1, 0)
-    await _until(lambda: "verify/1" not in cell.fleet.servers)
+    await until(lambda: "verify/1" not in cell.fleet.servers)
     assert seen_at_end == [False], "its sequences had moved when it ended"
 
 
@@ -264,9 +257,9 @@ async def test_pools_follow_the_load_within_their_bounds(make: Make) -> None:
     with pytest.raises(ConfigError, match="9 drafters, while autoscaling keeps 0 to 3"):
         cell.controller.resize(1, 9)
     cell.listener.cell = CellStatus(lanes=(LaneStatus(verifier="verify/0", running=4),))
-    await _until(lambda: "draft/0" in cell.fleet.servers)
+    await until(lambda: "draft/0" in cell.fleet.servers)
     cell.listener.cell = CellStatus()
-    await _until(lambda: "draft/0" not in cell.fleet.servers)
+    await until(lambda: "draft/0" not in cell.fleet.servers)
     assert cell.controller.sizes() == (1, 0)
 
 
@@ -275,15 +268,15 @@ async def test_a_pool_that_grew_by_itself_gives_back_what_no_node_can_hold(make:
     cell = make(drafters=2, options={"autoscale": config})
     cell.fleet.unplaced = {"draft/1"}
     cell.begin()
-    await _until(lambda: "draft/1" in cell.fleet.started)
-    await _until(lambda: cell.controller.sizes() == (1, 1))
+    await until(lambda: "draft/1" in cell.fleet.started)
+    await until(lambda: cell.controller.sizes() == (1, 1))
     assert "draft/0" in cell.fleet.servers
 
 
 async def test_a_pool_that_somebody_sized_waits_for_its_node_and_says_so(cell: Cell) -> None:
     cell.fleet.unplaced = {"draft/1"}
     cell.begin()
-    await _until(lambda: any(row["unplaced"] for row in cell.controller.report()))
+    await until(lambda: any(row["unplaced"] for row in cell.controller.report()))
     (row,) = [row for row in cell.controller.report() if row["unplaced"]]
     assert (row["name"], row["reason"]) == ("draft/1", "no node has a GPU")
     assert cell.controller.sizes() == (1, 2)
@@ -340,12 +333,12 @@ async def test_front_ends_are_told_their_coordinator_and_come_back_where_they_we
     assert set(cell.listener.told[-1]) == {"verify/0"}, "a front end attaches by itself"
 
     await cell.fleet.crash("frontend/1")
-    await _until(lambda: cell.fleet.started.count("frontend/1") == 2)
+    await until(lambda: cell.fleet.started.count("frontend/1") == 2)
     assert given[-1].settings["bind"] == endpoints["frontend/1"]
 
     await cell.fleet.crash("coordinator/0")  # this fleet starts it again at another port
-    await _until(lambda: cell.fleet.started.count("frontend/0") == 2 and cell.fleet.started.count("frontend/1") == 3)
-    await _until(lambda: set(cell.phases().values()) == {"serving"})
+    await until(lambda: cell.fleet.started.count("frontend/0") == 2 and cell.fleet.started.count("frontend/1") == 3)
+    await until(lambda: set(cell.phases().values()) == {"serving"})
     moved = {row["name"]: row["endpoint"] for row in cell.controller.report()}["coordinator/0"]
     assert {replica.settings["coordinator"] for replica in given[-2:]} == {moved}
     before = len(cell.fleet.ended)

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from deploy.process_tags import VARIABLE, end_all, marked, new_cell_id
 from dspark.client.cell import is_alive
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc"), reason="marks are read from /proc")
 
@@ -74,9 +74,8 @@ def begin() -> Iterator[Begin]:
 def test_everyone_with_the_mark_ends_and_nobody_else(begin: Begin, bystander: subprocess.Popen[bytes]) -> None:
     cell_id = new_cell_id()
     leader = begin(cell_id, STUBBORN)
-    deadline = time.monotonic() + 5.0  # a process that has just begun may not show its environment yet
-    while len(found := marked(cell_id)) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: len(marked(cell_id)) >= 2)  # one that has just begun may not show its environment yet
+    found = marked(cell_id)
     assert leader.pid in found
     assert len(found) == 2, "the child in another session is found too"
     assert end_all(cell_id, leader.pid, grace_s=0.3) == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -19,13 +17,6 @@ AT_ONCE = 4
 
 def of(future: Future[Grammar]) -> Grammar:
     return future.result(timeout=60)
-
-
-def until(met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not met():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def fits(grammars: Grammars, tokenizer: Any, constraint: Constraint, text: str) -> bool:

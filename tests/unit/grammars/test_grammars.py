@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from fitting import AT_ONCE, END, TARGET, VOCAB, of, until
+from fitting import AT_ONCE, END, TARGET, VOCAB, of
 
 from dspark.types import Constraint, ConstraintKind, RefusalReason
+from tests.waiting import wait_until
 from verify_service.grammars import grammars as module
 from verify_service.grammars.grammars import (
     CPU_S,
@@ -84,12 +85,12 @@ class Counted(Grammars):
 def test_who_asks_for_many_waits_behind_who_asks_for_few() -> None:
     counted = Counted()
     many = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), f"many/{n}") for n in range(12)]
-    until(lambda: len(counted.asked) == AT_ONCE)
+    wait_until(lambda: len(counted.asked) == AT_ONCE)
     few = [counted.compile(Constraint(KIND.REGEX, f"f{n}"), f"few/{n}") for n in range(2)]
     one = counted.compile(Constraint(KIND.REGEX, "o"), "one/")
     for place in range(2):  # whose turn it is shows one by one
         counted.go.release()
-        until(lambda at=place: len(counted.asked) == AT_ONCE + 1 + at)  # type: ignore[misc]
+        wait_until(lambda at=place: len(counted.asked) == AT_ONCE + 1 + at)  # type: ignore[misc]
     assert set(counted.asked[AT_ONCE:]) == {"f", "o"}
     for _ in range(99):
         counted.go.release()
@@ -98,7 +99,7 @@ def test_who_asks_for_many_waits_behind_who_asks_for_few() -> None:
     assert counted.allowed["o"] == counted.allowed["m11"] == CPU_S, "no more of theirs wait"
     assert counted.allowed["m8"] == counted.allowed["f0"] == CROWDED_S
     assert not counted._lines
-    until(lambda: not counted._in_work)
+    wait_until(lambda: not counted._in_work)
 
 
 def test_a_full_line_is_no_fault_of_a_grammar() -> None:
@@ -112,7 +113,7 @@ def test_a_full_line_is_no_fault_of_a_grammar() -> None:
         counted.go.release()
     counted.go.release()
     of(other)
-    until(lambda: counted._waiting == 0)
+    wait_until(lambda: counted._waiting == 0)
     for _ in made:
         counted.go.release()
     of(counted.compile(Constraint(KIND.REGEX, f"m{len(made) - 1}"), "many/0"))
@@ -140,10 +141,10 @@ def test_a_child_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyP
     for name, value in (("WALL_S", 1.0), ("CPU_S", 50.0), ("_START_S", 10.0)):
         monkeypatch.setattr(module, name, value)
     children = Path(f"/proc/{mine._process.pid}/task/{mine._process.pid}/children")
-    until(lambda: not children.read_text())
+    wait_until(lambda: not children.read_text())
     mine._answers = False
     future = mine.compile(heavy, "")
-    until(lambda: mine._answers)  # it has begun
+    wait_until(lambda: mine._answers)  # it has begun
     child = int(children.read_text())
     os.kill(child, signal.SIGSTOP)  # no bound ends it
     with pytest.raises(GrammarFailed) as failed:
@@ -171,7 +172,7 @@ def test_who_has_waited_too_long_is_told_so_and_not_tried(monkeypatch: pytest.Mo
     counted = Counted()
     monkeypatch.setattr(module, "WALL_S", 0.0)
     made = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), "many/") for n in range(AT_ONCE)]
-    until(lambda: len(counted.asked) == AT_ONCE)  # while the process starts nobody is late
+    wait_until(lambda: len(counted.asked) == AT_ONCE)  # while the process starts nobody is late
     counted._answers = True
     late = [counted.compile(Constraint(KIND.REGEX, f"l{n}"), "many/") for n in range(9)]
     counted.go.release()
@@ -190,7 +191,7 @@ def test_what_takes_long_while_more_of_its_tenant_wait_may_be_asked_for_again(mo
     counted, heavy = Counted(), Constraint(KIND.REGEX, LONG)
     monkeypatch.setattr(module, "CROWDED_S", 1e-4)
     made = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), "many/") for n in range(AT_ONCE)]
-    until(lambda: len(counted.asked) == AT_ONCE)
+    wait_until(lambda: len(counted.asked) == AT_ONCE)
     first, last = counted.compile(heavy, "many/"), counted.compile(Constraint(KIND.REGEX, "last"), "many/")
     for _ in range(AT_ONCE + 3):
         counted.go.release()

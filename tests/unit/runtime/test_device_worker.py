@@ -124,7 +124,7 @@ async def test_a_posted_job_runs_and_what_it_raises_is_the_devices() -> None:
         worker.post(int, loop, computes=False)  # which hides no broken device
     worker.post(done.set, loop)
     await asyncio.to_thread(done.wait, 5)
-    await asyncio.sleep(0.01)
+    await worker.run(int)  # the loop hears of it behind what was said of the job before
     assert heard == [False, True]
     worker.close()
     worker.post(fail, loop)  # left out

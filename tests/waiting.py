@@ -1,0 +1,26 @@
+"""Waiting for what others bring about; long enough that a loaded machine fails nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+PATIENCE_S = 60.0
+
+
+async def until(holds: Callable[[], Any], within_s: float = PATIENCE_S) -> None:
+    """On the event loop that others work on too."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not so within {within_s:g} s"
+        await asyncio.sleep(0.01)
+
+
+def wait_until(holds: Callable[[], Any], within_s: float = PATIENCE_S) -> None:
+    """For other threads and processes."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not so within {within_s:g} s"
+        time.sleep(0.01)
