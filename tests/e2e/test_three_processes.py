@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +11,13 @@ import pytest
 from faults.oracle import plain_greedy
 
 from deploy.processes import ProcessCell
+from dspark.client import Completion
 from dspark.errors import Unavailable
 from dspark.runtime.process import usable
+from tests.commands import dspark
 
 PROMPTS = [[5, 9, 17, 33], [2], list(range(2, 90)), [100, 3, 100, 3, 100, 3, 64]]
+POLICIES = ("off", "adaptive", "fixed:1", "fixed:7", "threshold:0.5")
 TOKENS = 48
 
 
@@ -40,23 +41,17 @@ def test_of_two_processors_the_workers_of_a_lane_share_one_and_of_more_nobody_is
     assert {name: os.sched_getaffinity(child.pid) for name, child in cell.children.items()} == wanted
 
 
-@pytest.mark.parametrize("policy", ["off", "adaptive", "fixed:1", "fixed:7", "threshold:0.5"])
-def test_greedy_answers_equal_the_target_alone_under_every_policy(
-    cell: ProcessCell, plain: list[list[int]], policy: str
+def test_greedy_answers_under_every_policy_at_the_same_time_equal_the_target_alone(
+    cell: ProcessCell, plain: list[list[int]]
 ) -> None:
+    asked = [(policy, number) for policy in POLICIES for number in range(len(PROMPTS))]
+    options = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
     with cell.client() as client:
-        for prompt, expected in zip(PROMPTS, plain, strict=True):
-            answer = client.complete(prompt, max_tokens=TOKENS, temperature=0.0, ignore_eos=True, policy=policy)
-            assert list(answer.token_ids) == expected
+        streams = [client.generate(PROMPTS[number], policy=policy, **options) for policy, number in asked]
+        for (policy, number), stream in zip(asked, streams, strict=True):
+            answer = Completion.of(list(stream))
+            assert list(answer.token_ids) == plain[number]
             assert answer.end.speculation.policy == policy
-
-
-def test_answers_at_the_same_time_equal_those_one_by_one(cell: ProcessCell, plain: list[list[int]]) -> None:
-    with cell.client() as client:
-        options = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
-        streams = [client.generate(prompt, **options) for prompt in PROMPTS * 3]
-        answers = [[token for event in stream for token in event.token_ids] for stream in streams]
-    assert answers == plain * 3
 
 
 def test_a_prompt_asked_again_is_prefilled_from_where_it_parts_and_drafted_for(cell: ProcessCell) -> None:
@@ -69,24 +64,12 @@ def test_a_prompt_asked_again_is_prefilled_from_where_it_parts_and_drafted_for(c
     for answer in (warm, other):
         assert answer.end.usage.prompt_tokens - answer.end.usage.cached_tokens <= 16  # a page
     assert warm.token_ids == cold.token_ids
-    for answer in (
-        cold,
-        warm,
-        other,
-    ):  # a context without its rows drafts nothing; when it has them is a matter of time
+    for answer in (cold, warm, other):  # a context without its rows drafts nothing
         assert answer.end.speculation.verified_tokens > 0
 
 
-def test_status_shows_every_process_and_the_curve_in_force(
-    cell: ProcessCell, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "dspark.cli.main", "status", "--json", "--endpoint", cell.endpoint],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    shape = json.loads(result.stdout)
+def test_status_shows_every_process_and_the_curve_in_force(cell: ProcessCell) -> None:
+    shape = json.loads(dspark("status", "--json", "--endpoint", cell.endpoint))
     shown = {(p["role"], p["endpoint"], p["pid"], p["incarnation"], p["state"]) for p in shape["processes"]}
     started = {
         (name.partition("/")[0], child.endpoint, child.pid, child.incarnation, "serving")
@@ -101,9 +84,8 @@ def test_status_shows_every_process_and_the_curve_in_force(
 
 def test_generate_prints_ids_for_a_target_without_a_tokenizer(cell: ProcessCell, plain: list[list[int]]) -> None:
     words = ["generate", "--token-ids", ",".join(map(str, PROMPTS[0])), "--max-tokens", str(TOKENS)]
-    command = [sys.executable, "-m", "dspark.cli.main", *words, "--temperature", "0", "--ignore-eos"]
-    shown = subprocess.run([*command, "--endpoint", cell.endpoint], capture_output=True, text=True, check=True)
-    assert [int(word) for word in shown.stdout.split()] == plain[0]
+    shown = dspark(*words, "--temperature", "0", "--ignore-eos", "--endpoint", cell.endpoint)
+    assert [int(word) for word in shown.split()] == plain[0]
 
 
 def test_a_checkpoint_that_is_not_there_is_named_and_nothing_is_left(golden_drafter: Path, tmp_path: Path) -> None:
