@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-STEP_S = 10.0  # longest wait for anything asked of it
+STEP_S = 120.0  # longest wait for anything asked of it
 
 
 class LoopThread:
@@ -30,9 +30,10 @@ class LoopThread:
         self._thread.join(STEP_S)
         self.loop.close()
 
-    @staticmethod
-    async def _cancel_all() -> None:
+    async def _cancel_all(self) -> None:
+        """As `asyncio.run` does: what still waits for a peer ends with the loop."""
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+        await self.loop.shutdown_asyncgens()

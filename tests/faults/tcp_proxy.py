@@ -11,6 +11,7 @@ import enum
 import functools
 import socket
 import struct
+from collections.abc import Callable
 
 from faults.loop_thread import LoopThread
 
@@ -52,18 +53,16 @@ class TcpProxy:
 
     def blackhole(self, *ways: Way) -> None:
         """Passes nothing in these directions, in both if none is named, and keeps connections open."""
-        for way in ways or tuple(Way):
-            self._loop.loop.call_soon_threadsafe(self._open[way].clear)
+        self._loop.run(self._done(*(self._open[way].clear for way in ways or Way)))
 
     def heal(self) -> None:
         """Passes everything again, what was held back first."""
         self.refusing = False
-        for gate in self._open.values():
-            self._loop.loop.call_soon_threadsafe(gate.set)
+        self._loop.run(self._done(*(gate.set for gate in self._open.values())))
 
     def reset(self) -> None:
         """Breaks every connection with RST."""
-        self._loop.loop.call_soon_threadsafe(self._reset_all)
+        self._loop.run(self._done(self._reset_all))
 
     def refuse(self) -> None:
         """Breaks every connection and takes no new one until `heal`."""
@@ -74,6 +73,11 @@ class TcpProxy:
         self.refuse()
         self._loop.run(self._stop())
         self._loop.close()
+
+    @staticmethod
+    async def _done(*calls: Callable[[], object]) -> None:
+        for call in calls:
+            call()
 
     async def _listen(self, port: int, upstream: int) -> int:
         server = await asyncio.start_server(functools.partial(self._serve, upstream), BESIDE, port)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import shutil
-import threading
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import openai
+from faults.loop_thread import LoopThread
 from synthetic_file import synthetic_file
 
 from tests.services import workers as processes
@@ -40,28 +39,24 @@ class HttpCell:
         self._pair, self._workers, self._settings, self._shared = pair, workers, settings, dict(shared or {})
         self._verify = dict(verify or {})
         self._ends = contextlib.AsyncExitStack()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="cell")
         self.verifier: Any = None
         self.drafter: Any = None
         self.coordinator: Any = None
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._loop = LoopThread("cell")
         self.run(self._start())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.run(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self.run(self._ends.aclose())
         self._loop.close()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Something on the cell's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
+        return self._loop.run(work)
 
     @property
     def url(self) -> str:
@@ -95,15 +90,6 @@ class HttpCell:
             known = {"verify": (self.verifier.endpoint,), "draft": (self.drafter.endpoint,)}
         given = {"target": str(TARGET), "http": "127.0.0.1:0", **known, **shared, **self._settings}
         self.coordinator = await start(processes.coordinator(**given))
-
-    async def _stop(self) -> None:
-        await self._ends.aclose()
-        # As `asyncio.run` does: what still waits for a peer ends with the loop.
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        await self._loop.shutdown_asyncgens()
 
 
 def target_that_calls(folder: Path) -> dict[str, Any]:

@@ -191,7 +191,7 @@ async def test_ids_are_unique_in_the_cell_and_any_front_end_aborts(pair: str) ->
             await other.complete([1, 2], max_tokens=4, request_id="mine")
         names = [process.name for process in (await cell.client(cell.coordinator).status()).processes]
         assert {"frontend/0", "frontend/1"} <= set(names)
-        await asyncio.sleep(0.1)
+        await until(lambda: cell.coordinator.metrics.value("generation_tokens_total"))
         assert await other.abort(["mine"]) == ("mine",)
         answer = await running
         assert answer.end.finish_reason == "abort"
