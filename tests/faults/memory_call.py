@@ -106,9 +106,6 @@ class MemoryCall:
     async def code(self) -> grpc.StatusCode:
         return self._code or grpc.StatusCode.UNKNOWN
 
-    async def initial_metadata(self) -> Any:
-        return grpc.aio.Metadata()
-
     async def trailing_metadata(self) -> Any:
         return self._error.trailing_metadata() if self._error is not None else grpc.aio.Metadata()
 
@@ -266,9 +263,6 @@ class Context:
     def auth_context(self) -> dict[str, Any]:
         return {}
 
-    def peer_identities(self) -> None:
-        return None
-
     def cancelled(self) -> bool:
         return self._call.over
 
@@ -277,9 +271,6 @@ class Context:
 
     def set_trailing_metadata(self, trailing: Any) -> None:
         self._trailing = trailing
-
-    async def send_initial_metadata(self, metadata: Any) -> None:
-        """Nobody here waits for it."""
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
         raise Aborted(failure(code, details, trailing_metadata or self._trailing))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.errors import PeerError
-from dspark.types import Rule, SamplingParams, ScoredToken
+from dspark.types import Rule, SamplingParams
 from dspark.wire import codec
 from dspark.wire.tensors import FP8, read_tensor, write_rows
 from dspark.wire.v1 import types_pb2
@@ -22,17 +22,6 @@ NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
 def test_law_there_and_back(t: float, p: float, k: int, seed: int, choice: int, rule: Rule) -> None:
     params = SamplingParams(t, p, k, seed, choice, rule)
     assert codec.read_sampling(codec.write_sampling(params)) == params
-
-
-F32 = st.floats(width=32, allow_nan=False)
-LOGPROBS = st.lists(
-    st.builds(
-        lambda one, top: ScoredToken(one, tuple(token for token, _ in top), tuple(value for _, value in top)),
-        F32,
-        st.lists(st.tuples(U32, F32), max_size=3),
-    ),
-    max_size=3,
-).map(tuple)
 
 
 @given(
