@@ -8,7 +8,7 @@ import torch
 from forced_coins import judged
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks.equal_blocks import committed, probs_behind
+from benchmarks.ablations.equal_blocks import committed, probs_behind
 from dspark.decoding.gumbel import times, winners
 from dspark.types import Block, Cursor, Rule, SamplingParams, SparseQ
 

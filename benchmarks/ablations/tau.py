@@ -9,10 +9,8 @@ averaged over the rounds of a domain, and then over domains. Both engines run in
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,10 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.ablations.equal_blocks import committed, probs_behind
 from benchmarks.engine_pair import EngineAnswer, EnginePair
-from benchmarks.equal_blocks import committed, probs_behind
-from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
-from benchmarks.row import Row, note, only_rows
+from benchmarks.pair import DOMAINS, Pair
+from benchmarks.row import Row, note
 from dspark.model.checkpoint import load_target
 from dspark.types import Block, Rule, SamplingParams
 from dspark.wire.tensors import FP8
@@ -96,15 +94,9 @@ def settings(vocab: int, temperature: float) -> list[Setting]:
     return made
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ablations", description=__doc__)
-    add_arguments(parser)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_PROMPTS} prompts a domain")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="also write the table as JSON")
-    args = parser.parse_args(argv)
-    only_rows()
-    pair = chosen(args)
-    prompts, tokens = (QUICK_PROMPTS, QUICK_TOKENS) if args.quick else (PROMPTS, TOKENS)
+def row(pair: Pair, *, quick: bool, table: Path | None, shown: bool) -> Row:
+    """table: where it is written as JSON. shown: for people, too."""
+    prompts, tokens = (QUICK_PROMPTS, QUICK_TOKENS) if quick else (PROMPTS, TOKENS)
     bench = Bench(pair, prompts, tokens)
     lines: list[SettingResult] = []
     for temperature in (1.0, 0.0):
@@ -112,13 +104,13 @@ def main(argv: list[str] | None = None) -> int:
         streams = bench.run(wanted, temperature)
         lines += [_line(setting, temperature, streams) for setting in wanted]
         note(f"T = {temperature:g}: {sum(stream.rounds for stream in streams)} rounds")
-    table = [_rounded(line) for line in lines]
-    if args.table:
-        args.table.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-    if not args.json:
+    rounded = [_rounded(line) for line in lines]
+    if table:
+        table.write_text(json.dumps(rounded, indent=1) + "\n", encoding="utf-8")
+    if shown:
         print(markdown(lines))
-    value = {"prompts": prompts * len(DOMAINS), "tokens_each": tokens, "table": table}
-    return Row("B8", "tau by entries, rule, rows and missing rows", value, "a table", True).show(as_json=args.json)
+    value = {"prompts": prompts * len(DOMAINS), "tokens_each": tokens, "table": rounded}
+    return Row("B8", "tau by entries, rule, rows and missing rows", value, "a table", True)
 
 
 def markdown(lines: Sequence[SettingResult]) -> str:
@@ -227,7 +219,3 @@ def _rounded(line: SettingResult) -> dict[str, Any]:
         **{name: round(value, 4) if isinstance(value, float) else value for name, value in plain.items()},
         "by_domain": {domain: round(value, 3) for domain, value in line.by_domain.items()},
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

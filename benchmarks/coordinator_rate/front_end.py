@@ -8,13 +8,11 @@ within 100 ms, and what the coordinator's own embedded front end adds to its pro
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -27,13 +25,14 @@ import yaml
 from tokenizers import Tokenizer
 
 from benchmarks import real_cell
+from benchmarks.pair import ROOT
 from benchmarks.row import Row, note
 from deploy.processes import ProcessCell
 from dspark.loadgen import prometheus
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
 
 RATE_BAR, STREAMS_BAR = 12_000.0, 2_000
-TARGET = Path(__file__).resolve().parent.parent / "tests" / "data" / "pair" / "target"  # its tokenizer alone
+TARGET = ROOT / "tests" / "data" / "pair" / "target"  # its tokenizer alone
 TOKENS_EACH = 2048  # token slots of one sequence in the synthetic pools
 CHANNELS = 16
 WAVE = 50  # clients that come at once
@@ -43,26 +42,20 @@ SLOW_MS = 500.0  # of a step while streams are held: no answer is over before th
 PROMPT = "The module provides"
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.front_end", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON row per part")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter measurements")
-    parser.add_argument("--streams", type=int, default=128, help="clients while the rate is measured")
-    parser.add_argument("--held", type=int, default=2048, help="clients at once in the second part")
-    args = parser.parse_args(argv)
+def rows(*, quick: bool, streams: int, held: int) -> Iterator[Row]:
+    """streams: clients while the rate is measured. held: clients at once in the second part."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 16_384), hard), hard))
-    windows, seconds = (3, 2.0) if args.quick else (7, 4.0)
+    windows, seconds = (3, 2.0) if quick else (7, 4.0)
     with tempfile.TemporaryDirectory() as folder:
-        with _cell(_pair(Path(folder)), 2 * args.streams) as cell:
-            rate = asyncio.run(_rates(cell, args.streams, windows, seconds))
-        with _cell(_pair(Path(folder), SLOW_MS), args.held) as cell:
-            held = asyncio.run(_hold(cell, args.held, 64 if args.quick else 128))
-    bar = f"at least {RATE_BAR:.0f} committed tokens per CPU second of the front end process"
-    code = Row("B6", "front end rate", rate, bar, rate["adaptive"] >= RATE_BAR).show(as_json=args.json)
+        with _cell(_pair(Path(folder)), 2 * streams) as cell:
+            rate = asyncio.run(_rates(cell, streams, windows, seconds))
+        bar = f"at least {RATE_BAR:.0f} committed tokens per CPU second of the front end process"
+        yield Row("B6", "front end rate", rate, bar, rate["adaptive"] >= RATE_BAR)
+        with _cell(_pair(Path(folder), SLOW_MS), held) as cell:
+            told = asyncio.run(_hold(cell, held, 64 if quick else 128))
     bar = f"at least {STREAMS_BAR} client streams at once, every one with all its tokens"
-    holds = held["complete"] == held["peak"] >= STREAMS_BAR
-    return code | Row("B6", "front end streams", held, bar, holds).show(as_json=args.json)
+    yield Row("B6", "front end streams", told, bar, told["complete"] == told["peak"] >= STREAMS_BAR)
 
 
 @contextlib.contextmanager
@@ -243,7 +236,3 @@ def resident_mib(pid: int) -> float:
     """Memory of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-if __name__ == "__main__":
-    sys.exit(main())

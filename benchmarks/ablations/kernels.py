@@ -8,12 +8,10 @@ rounds. `torch.compile` in place of lean layers is measured in the same way.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import json
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,8 +22,8 @@ from unittest import mock
 import torch
 
 from benchmarks.engine_pair import GREEDY, EngineAnswer, EnginePair
-from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
-from benchmarks.row import Row, note, only_rows
+from benchmarks.pair import DOMAINS, Pair
+from benchmarks.row import Row, note
 from dspark.model.target import decoder_layers
 
 TOKENS, SLOTS, LONGEST_PROMPT = 96, 3, 160
@@ -127,32 +125,18 @@ def _long(ids: list[int], context: int) -> list[int]:
     return ids[:context] if context <= LONGEST_PROMPT else (ids * (context // len(ids) + 1))[:context]
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu_kernels", description=__doc__)
-    add_arguments(parser)
-    parser.add_argument("--kernel", choices=KERNELS, action="append", help="only this; may be said again")
-    parser.add_argument(
-        "--context", type=int, default=LONGEST_PROMPT, help=f"tokens of a prompt, at most ({LONGEST_PROMPT})"
-    )
-    parser.add_argument("--repetitions", type=int, default=4, help="answers of every sequence (4)")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="adds what was measured to this JSON file")
-    args = parser.parse_args(argv)
-    only_rows()
-    pair = chosen(args)
+def row(pair: Pair, names: Sequence[str], context: int, repetitions: int, file: Path | None) -> Row:
+    """file: JSON that what is measured is added to."""
     torch.set_num_threads(1)
     table: dict[str, dict[str, dict[str, float]]] = {}
-    if args.table and args.table.exists():
-        table = json.loads(args.table.read_text(encoding="utf-8"))
-    for name in args.kernel or KERNELS:
+    if file and file.exists():
+        table = json.loads(file.read_text(encoding="utf-8"))
+    for name in names or KERNELS:
         for sequences in SEQUENCES:
-            found = compare(name, pair, sequences, args.context, args.repetitions)
+            found = compare(name, pair, sequences, context, repetitions)
             table.setdefault(name, {})[str(sequences)] = found
             gc.collect()
-            if args.table:
-                args.table.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+            if file:
+                file.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
     worth = all(by["8"]["ratio"] >= BAR or by["1"]["ratio"] >= BAR for by in table.values() if by)
-    return Row("B9", "what kernels for CPUs bring", table, f"{BAR} times", worth).show(as_json=args.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Row("B9", "what kernels for CPUs bring", table, f"{BAR} times", worth)

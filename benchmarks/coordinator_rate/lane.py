@@ -9,12 +9,10 @@ leaves while it is measured. Beside it, in the same run, what is left without dr
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import cProfile
 import itertools
 import statistics
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -46,41 +44,35 @@ WARM_UP_ROUNDS = 24  # all are in, evidence is there
 _numbers: Iterator[int] = itertools.count(1)  # of requests: none is used twice
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.lane_rate", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON row")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter measurements")
-    parser.add_argument("--sequences", type=int, default=256, help="in rounds at one time")
-    parser.add_argument("--policy", default="adaptive", help="of all requests")
-    parser.add_argument("--profile", type=Path, help="write a cProfile of the measured stretch here")
-    args = parser.parse_args(argv)
+def row(*, quick: bool, sequences: int, policy: str, profile: Path | None) -> Row:
+    """sequences: in rounds at one time. profile: where a cProfile of the measured stretch is written."""
     quiet()
-    windows, seconds = (3, 1.5) if args.quick else (7, 3.0)
-    value: dict[str, object] = {"sequences": args.sequences}
+    windows, seconds = (3, 1.5) if quick else (7, 3.0)
+    value: dict[str, object] = {"sequences": sequences}
     rate: dict[str, int] = {}
-    with real_cell.workers(room=2 * args.sequences, led=False) as workers:
-        for policy in (args.policy, "off"):
-            profile = args.profile if policy != "off" else None
-            rates, per_round = asyncio.run(_measure(workers, policy, args, windows, seconds, profile))
-            rate[policy] = round(statistics.median(rates))
-            note(f"{policy}: {[round(rate) for rate in rates]} tokens per CPU second, {per_round:.2f} tokens a round")
-            if policy != "off":
+    with real_cell.workers(room=2 * sequences, led=False) as workers:
+        for each in (policy, "off"):
+            to = profile if each != "off" else None
+            rates, per_round = asyncio.run(_measure(workers, each, sequences, windows, seconds, to))
+            rate[each] = round(statistics.median(rates))
+            note(f"{each}: {[round(rate) for rate in rates]} tokens per CPU second, {per_round:.2f} tokens a round")
+            if each != "off":
                 value["tokens_per_round"] = round(per_round, 2)
     bar = f"committed tokens per CPU second of the lane process, at least {WITH_DRAFTS:.0f}; {PLAIN:.0f} plain"
-    holds = rate[args.policy] >= WITH_DRAFTS and rate["off"] >= PLAIN
-    return Row("B6", "lane rate", value | rate, bar, holds).show(as_json=args.json)
+    holds = rate[policy] >= WITH_DRAFTS and rate["off"] >= PLAIN
+    return Row("B6", "lane rate", value | rate, bar, holds)
 
 
 async def _measure(
     workers: ProcessCell,
     policy: str,
-    args: argparse.Namespace,
+    sequences: int,
     windows: int,
     seconds: float,
     profile_to: Path | None,
 ) -> tuple[list[float], float]:
     """Tokens per CPU second of every window, and tokens a round over all of them."""
-    async with _running_lane(workers, policy, args.sequences) as lane:
+    async with _running_lane(workers, policy, sequences) as lane:
         rates, rounds, tokens = [], lane.rounds, lane.committed_by_rounds
         profile = cProfile.Profile()
         if profile_to is not None:
@@ -158,7 +150,3 @@ def _rounds(admission: Scheduler, request_id: str) -> int:
     if state is None:
         raise RuntimeError(f"{request_id} is not running any more")
     return state.stats.rounds
-
-
-if __name__ == "__main__":
-    sys.exit(main())

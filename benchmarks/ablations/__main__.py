@@ -1,0 +1,41 @@
+"""What parts bring, by doing without them, both engines in this process.
+
+python -m benchmarks.ablations tau         # accepted lengths: entries of q, rule, precision of rows, missing rows
+python -m benchmarks.ablations kernels     # tokens a second: each kernel for CPUs, and `torch.compile`
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.ablations import kernels, tau
+from benchmarks.pair import add_arguments, chosen
+from benchmarks.row import only_rows
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ablations", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["tau", "kernels"])
+    add_arguments(parser)
+    parser.add_argument("--table", type=Path, metavar="FILE", help="the table as JSON; kernels are added to it")
+    parser.add_argument("--quick", action="store_true", help=f"of tau: {tau.QUICK_PROMPTS} prompts a domain")
+    parser.add_argument("--kernel", choices=kernels.KERNELS, action="append", help="only this; may be said again")
+    longest = kernels.LONGEST_PROMPT
+    parser.add_argument("--context", type=int, default=longest, help=f"of kernels: tokens of a prompt ({longest})")
+    parser.add_argument("--repetitions", type=int, default=4, help="of kernels: answers of every sequence (4)")
+    args = parser.parse_args(argv)
+    only_rows()
+    pair = chosen(args)
+    if args.what == "tau":
+        row = tau.row(pair, quick=args.quick, table=args.table, shown=not args.json)
+    else:
+        row = kernels.row(pair, args.kernel, args.context, args.repetitions, args.table)
+    return row.show(as_json=args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
