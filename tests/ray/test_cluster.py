@@ -20,8 +20,7 @@ import pytest
 from faults.oracle import plain_greedy
 from faults.secured_cell import listeners
 
-from deploy.head import start_head, stop_head
-from deploy.process_tags import marked, new_cell_id
+from deploy.process_tags import marked
 from dspark.client import Chunk, Client, find_cell
 from dspark.client.cell import cell_file, is_alive
 from dspark.errors import Unavailable
@@ -237,30 +236,6 @@ def test_a_bad_checkpoint_surfaces_the_worker_s_sentence_and_cleans_up(
     assert "broken" in last
     assert "Traceback" not in result.stderr
     assert not cell_file().exists()
-
-
-def test_a_cluster_of_others_is_joined_and_left_as_it_was(
-    golden_target: Path, golden_drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "home"))
-    before = dict(os.environ)
-    head = start_head(tmp_path / "ray_token", new_cell_id(), os.environ, lambda head: None)
-    try:
-        theirs = set(marked(head.cell_id))
-        models = ("--target", str(golden_target), "--drafter", str(golden_drafter))
-        came_up = run("up", "--address", head.address, *models, "--frontends", "1")
-        assert came_up.returncode == 0, came_up.stderr
-        front = _processes()["frontend/0"]
-        assert came_up.stdout.strip() == find_cell().for_clients == front["endpoint"] != find_cell().endpoint
-        assert len(dspark("generate", "--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos").split()) == 4
-        ours = {process["pid"] for process in _processes().values()}
-        dspark("down")
-        assert not any(is_alive(pid) for pid in ours)
-        assert {pid for pid in theirs if is_alive(pid)} >= {head.pid}, "the head is not ours to stop"
-    finally:
-        assert stop_head(head) == []
-        for name in set(os.environ) - set(before):
-            del os.environ[name]
 
 
 @pytest.mark.slow  # a `dspark down` elsewhere is given its time

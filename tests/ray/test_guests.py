@@ -9,12 +9,16 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deploy.head import start_head, stop_head
 from deploy.process_tags import new_cell_id
+from deploy.ray_environment import is_guarded
+from dspark.client.cell import is_alive
 from tests.commands import DSPARK, LIMIT_S, SYNTHETIC, dspark, run
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -50,8 +54,8 @@ class Guest:
     def begin(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen([*DSPARK, *words], stdout=subprocess.PIPE, text=True, env=self.environment)
 
-    def names(self) -> set[str]:
-        return {process["name"] for process in json.loads(self.run("status", "--json"))["processes"]}
+    def processes(self) -> dict[str, dict[str, Any]]:
+        return {each["name"]: each for each in json.loads(self.run("status", "--json"))["processes"]}
 
 
 def test_a_pool_that_no_node_can_hold_is_refused_by_what_is_missing(host: dict[str, str], tmp_path: Path) -> None:
@@ -66,7 +70,9 @@ def test_a_cell_without_models_serves_a_load(host: dict[str, str], tmp_path: Pat
     guest = Guest(host, tmp_path)
     front = guest.run(*UP, "--frontends", "1").strip()
     try:
-        for where in ((), ("--endpoint", front)):  # the coordinator, the front end
+        told = guest.processes()
+        assert front == told["frontend/0"]["endpoint"]
+        for where in ((), ("--endpoint", told["coordinator/0"]["endpoint"])):  # by themselves clients ask the front end
             (point,) = json.loads(guest.run("bench", "--json", *where, *LOAD))["points"]
             assert (point["answers"], point["errors"]) == (4, {})
             assert point["tau"] > 1.0
@@ -83,16 +89,19 @@ def test_two_cells_of_one_cluster_keep_apart(host: dict[str, str], tmp_path: Pat
         try:
             assert staying.stdout is not None
             assert staying.stdout.readline().strip(), "it serves"
-            assert one.names() == {"coordinator/0", "verify/0", "draft/0"}
-            assert other.names() == {"coordinator/0", "verify/0"}
+            ours = one.processes()
+            assert ours.keys() == {"coordinator/0", "verify/0", "draft/0"}
+            assert other.processes().keys() == {"coordinator/0", "verify/0"}
             (used, there) = re.findall(r"([\d.]+)/([\d.]+) CPU", one.run("ray", "--", "status"))[0]
             assert 0 < float(used) <= float(there)
             one.run("down", "--now")
+            wait_until(lambda: not any(is_alive(each["pid"]) for each in ours.values()))
             assert len(other.run("generate", "--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos").split()) == 4
         finally:
             staying.send_signal(signal.SIGTERM)
             staying.communicate(timeout=LIMIT_S)
             assert staying.returncode == 0, "a signal takes the cell down"
         assert "no cluster is running here" in other.refused("status")
+        assert is_guarded(host["RAY_ADDRESS"]), "the cluster is not theirs to stop"
     finally:
         one.run("down", "--now")
