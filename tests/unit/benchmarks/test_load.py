@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from faults.simulation import Simulation
 
 from dspark.errors import InvalidRequest, Overloaded
 from dspark.loadgen import prompts, report
@@ -53,7 +54,9 @@ class Server:
 
 
 def measure(server: Server, plan: LoadPlan) -> Outcome:
-    return asyncio.run(run(server, itertools.repeat(QUESTION), plan, lambda answers, tokens: None))
+    """In simulated time."""
+    with Simulation() as simulation:
+        return simulation.run(run(server, itertools.repeat(QUESTION), plan, lambda answers, tokens: None))
 
 
 def test_gaps_are_per_token_and_not_per_message() -> None:
