@@ -84,6 +84,9 @@ class Controller:
         while not self._closing:
             try:
                 await self.step()
+            except asyncio.CancelledError:
+                if not self._closing:  # else a probe was closed while it looked
+                    raise
             except Exception:  # one bad tick must not end the watch
                 log.exception("controller.tick_failed")
             await asyncio.sleep(TICK_S)

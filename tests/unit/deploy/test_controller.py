@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Set
 from typing import Any
 
@@ -198,6 +199,14 @@ async def test_a_new_controller_adopts_what_still_runs(cell: Cell) -> None:
     await cell.told("verify/0")
     assert "verify/0" not in cell.fleet.started
     assert cell.listener.told[-1]["verify/0"] == cell.fleet.left["verify/0"].incarnation
+
+
+async def test_a_controller_that_is_closed_while_it_looks_ends_in_order(cell: Cell) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        cell.fleet.left = {"verify/0": StartedProcess(f"127.0.0.1:{silent.getsockname()[1]}", 1, 1)}
+        cell.begin()
+        await until(lambda: "verify/0" in cell.controller._probes)
+        await cell.close()
 
 
 async def test_a_pool_that_grows_is_started_and_one_that_shrinks_is_drained_and_let_go(cell: Cell) -> None:
