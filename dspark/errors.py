@@ -17,6 +17,9 @@ DsparkError
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 
 class DsparkError(Exception):
     """Anything this project raises on purpose."""
@@ -27,7 +30,16 @@ class InvalidRequest(DsparkError):
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
-        self.field = field
+        self.field, self.problem = field, problem
+
+
+@contextmanager
+def naming(name: Callable[[str], str]) -> Iterator[None]:
+    """Fields are called what their sender calls them."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise type(error)(name(error.field), error.problem) from None
 
 
 class Unsupported(InvalidRequest):

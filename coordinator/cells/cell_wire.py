@@ -148,7 +148,7 @@ def write_failure(call: int, error: Exception) -> frontend_pb2.Failed:
     kind = next(kind for kind, errors in _FAILURES if isinstance(error, errors))
     failed = frontend_pb2.Failed(call=call, kind=kind, message=str(error))
     if isinstance(error, InvalidRequest):
-        failed.field, failed.message = error.field, str(error)[len(error.field) + 2 :]
+        failed.field, failed.message = error.field, error.problem
     if isinstance(error, Overloaded):
         failed.retry_after_ms = min(max(int(error.retry_after_s * 1000), 0), _MOST_MS)
     return failed

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from fastapi import Request
@@ -26,7 +25,7 @@ from coordinator.http.forms import BodyPart, StructuredOutputs
 from coordinator.http.reply import MANY, Object, begin, respond, usage_of
 from coordinator.http.schema import ChatBody, SpeculationFields, beyond, not_taken, validated
 from coordinator.http.thoughts import PlainReader, Reader
-from dspark.errors import InvalidRequest, Unsupported
+from dspark.errors import InvalidRequest, Unsupported, naming
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
 
@@ -64,14 +63,6 @@ class Translated(NamedTuple):
             if (found := re.match(pattern, field)) is not None:
                 return found.expand(name) + field[found.end() :]
         return field
-
-    @contextmanager
-    def naming(self) -> Iterator[None]:
-        """Errors name fields of the body."""
-        try:
-            yield
-        except InvalidRequest as error:
-            raise type(error)(self.name(error.field), str(error).removeprefix(f"{error.field}: ")) from None
 
 
 def ours(body: CommonFields) -> Object:
@@ -132,7 +123,7 @@ class Writer(Protocol):
 
 async def translated_chat(api: Api, translated: Translated) -> tuple[ChatBody, AskedChat]:
     """The chat that a body stands for."""
-    with translated.naming():
+    with naming(translated.name):
         body = validated(ChatBody, json.dumps(translated.fields).encode())
         return body, await read_chat(api, body)
 
@@ -149,7 +140,7 @@ async def answer_chat(
     """kind: first word of the answer's id. make_writer: of an answer of this id by this model."""
     model = api.check_model(translated.fields.get("model"), api.processor.cell.terms())
     body, chat = await translated_chat(api, translated)
-    with translated.naming():
+    with naming(translated.name):
         begun = await begin(api, request, body, [chat.prompt], chat.options, kind=kind, names=chat.names)
     writer = make_writer(begun.name, model)
     reader = chat.reader() if chat.reader is not None else PlainReader()
@@ -170,7 +161,7 @@ async def answer_chat(
 async def _told(asking: Asking, reader: Reader, writer: Writer, translated: Translated) -> AsyncGenerator[list[Object]]:
     """What is said together. The first of it waits until something is known, so that an error has a status."""
     answer, begun = asking.streams[0].output.answers[0], False
-    with translated.naming():
+    with naming(translated.name):
         async for _, shown in asking.parts():
             out: list[Object] = []
             if not begun:

@@ -14,7 +14,7 @@ from coordinator.http.schema import Body
 from coordinator.reception.output_processor import OutputChunk
 from coordinator.reception.response_stream import ResponseStream
 from dspark.client.request import Sampling, write_request
-from dspark.errors import InvalidRequest, RequestCancelled
+from dspark.errors import InvalidRequest, RequestCancelled, naming
 from dspark.numerals import shown as as_shown
 from dspark.types import ScoredPrompt
 
@@ -124,17 +124,18 @@ class Asking:
             raise InvalidRequest("text", f"{len(prompts)} prompts, at most {MAX_PROMPTS} are allowed")
         asking = Asking(names)
         try:
-            for index, prompt in enumerate(prompts):
-                message = write_request(prompt, options)
-                message.request_id = name if len(prompts) == 1 else f"{name}-{index}"
-                message.traceparent = trace
-                begun = await api.processor.accept(message)
-                asking.streams.append(begun)
-                for answer in begun.output.answers if record else ():
-                    answer.steps = []
-        except BaseException as error:
+            with naming(asking._name):
+                for index, prompt in enumerate(prompts):
+                    message = write_request(prompt, options)
+                    message.request_id = name if len(prompts) == 1 else f"{name}-{index}"
+                    message.traceparent = trace
+                    begun = await api.processor.accept(message)
+                    asking.streams.append(begun)
+                    for answer in begun.output.answers if record else ():
+                        answer.steps = []
+        except BaseException:
             asking.leave()
-            raise asking.renamed(error) from None
+            raise
         return asking
 
     async def parts(self) -> AsyncIterator[tuple[int, list[OutputChunk]]]:
@@ -178,17 +179,12 @@ class Asking:
                     yield prompt, each
 
     async def _next(self, stream: ResponseStream) -> list[OutputChunk]:
-        try:
+        with naming(self._name):  # of a form that the verifier cannot keep
             return await stream.parts()
-        except InvalidRequest as error:  # a form that the verifier cannot keep
-            raise self.renamed(error) from None
 
-    def renamed(self, error: BaseException) -> BaseException:
-        """Under the name that the body has for the field."""
-        if not isinstance(error, InvalidRequest):
-            return error
-        name = self._names.get(error.field) or self._names.get(error.field.partition(".")[0])
-        return error if name is None else type(error)(name, str(error).removeprefix(f"{error.field}: "))
+    def _name(self, field: str) -> str:
+        """That the body has for it."""
+        return self._names.get(field) or self._names.get(field.partition(".")[0]) or field
 
     def gone(self) -> None:
         """The client has left: everything is freed at once, whatever is being waited for."""

@@ -51,7 +51,7 @@ def described(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
             status, kind, param = 400, _INVALID, param_of(error.field)
             # 400 also for what is understood and not built: clients try a 5xx again.
             code = "unsupported_parameter" if isinstance(error, Unsupported) else None
-            message = f"{param}: {message.removeprefix(f'{error.field}: ')}"
+            message = f"{param}: {error.problem}"
         case UnknownModel():
             status, kind, code, param = 404, _INVALID, "model_not_found", "model"
         case Forbidden():
