@@ -11,8 +11,6 @@ from dspark.model.config import Kind, ModelType
 from dspark.model.family import softcapped
 from dspark.model.language import LanguageDrafter
 from dspark.training.eagle3_loss import chain_loss, label_mask, language_loss, step_mask
-from dspark.training.lean_loss import lean_terms
-from dspark.training.loss import DFLASH_WEIGHTS
 from tests.unit.model.tiny import FAMILIES, family_drafter
 
 CHAINS = [family for family in FAMILIES if family[0] in ("eagle3", "mtp")]
@@ -148,24 +146,3 @@ def test_acceptance_of_a_block_is_that_of_its_tokens_one_after_the_other() -> No
                 blocks += slot == 0
     assert int(sums.blocks) == blocks
     assert float(sums.tau) == pytest.approx(tau + blocks, rel=1e-5)
-
-
-@pytest.mark.parametrize("cap", [None, 3.0])
-def test_a_head_of_few_tokens_is_judged_against_the_whole_law(cap: float | None) -> None:
-    generator = torch.Generator().manual_seed(0)
-    kept = torch.tensor([1, 4, 5, 9])
-    hidden, wanted = (torch.randn(6, 5, generator=generator) for _ in range(2))
-    head, target_head = torch.randn(4, 5, generator=generator), torch.randn(10, 5, generator=generator)
-    scale = torch.rand(6, generator=generator)
-    hidden.requires_grad_()
-    total, _, l1 = lean_terms(
-        hidden=hidden, lm_head=head, wanted=wanted, target_head=target_head, target_ids=torch.zeros(6), scale=scale,
-        weights=DFLASH_WEIGHTS, softcap=cap, kept=kept, soft_labels=True,
-    )  # fmt: skip
-    law = torch.softmax(softcapped(wanted @ target_head.t(), cap), dim=-1)
-    logged = torch.log_softmax(softcapped(hidden @ head.t(), cap), dim=-1)
-    plain = -(scale * (law[:, kept] * logged).sum(dim=-1)).sum()
-    said = torch.zeros(6, 10).index_copy(1, kept, logged.exp())
-    torch.testing.assert_close(total, plain)
-    torch.testing.assert_close(l1, (said - law).abs().sum(dim=-1).detach())
-    torch.testing.assert_close(*(torch.autograd.grad(loss, hidden)[0] for loss in (total, plain)))

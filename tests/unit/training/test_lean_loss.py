@@ -65,12 +65,14 @@ def test_blocks_without_any_label_are_zero_and_finite() -> None:
     assert torch.isfinite(drafter.fc.weight.grad).all()
 
 
+@pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_a_trained_head_and_a_cap_have_the_gradients_of_the_plain_form(
-    softcap: float | None, few: bool, monkeypatch: pytest.MonkeyPatch
+    softcap: float | None, few: bool, soft: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `few` the head says eleven of thirty tokens: the others have no chance, and are no labels."""
+    """With `few` the head says eleven of thirty tokens: the others have no chance, and are no labels. `soft` labels are
+    the target's whole law."""
     monkeypatch.setattr("dspark.training.lean_loss.SLICE_ROWS", 4)
     kept = torch.arange(1, 30, 3)[:11] if few else None
     size = 30 if kept is None else len(kept)
@@ -94,16 +96,20 @@ def test_a_trained_head_and_a_cap_have_the_gradients_of_the_plain_form(
         said = torch.isin(ids, kept)
         assert 0 < said.sum() < 11
     law = torch.softmax(capped(wanted @ target_head.t()), dim=-1)
-    ce = torch.zeros(11).masked_scatter(
-        said, torch.nn.functional.cross_entropy(logits[said], ids[said], reduction="none")
-    )
+    if soft:
+        own = slice(None) if kept is None else kept
+        ce = -(law[:, own] * torch.log_softmax(logits, dim=-1)[:, own]).sum(dim=-1)
+    else:
+        ce = torch.zeros(11).masked_scatter(
+            said, torch.nn.functional.cross_entropy(logits[said], ids[said], reduction="none")
+        )
     l1 = (torch.softmax(logits, dim=-1) - law).abs().sum(dim=-1)
     plain = (scale * (weights.ce * ce + weights.l1 * l1)).sum()
     leaves = (hidden, head, codes, w2)
     expected = torch.autograd.grad(plain, leaves)
     lean, lean_ce, lean_l1 = lean_terms(
         hidden=hidden, lm_head=head, codes=codes, markov_w2=w2, wanted=wanted, target_head=target_head,
-        target_ids=ids, scale=scale, weights=weights, softcap=softcap, kept=kept,
+        target_ids=ids, scale=scale, weights=weights, softcap=softcap, kept=kept, soft_labels=soft,
     )  # fmt: skip
     torch.testing.assert_close((lean, lean_ce, lean_l1), (plain, ce, l1))
     found = torch.autograd.grad(lean, leaves, retain_graph=True)
