@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -55,16 +57,25 @@ def _expected(drafter: Drafter, ids: list[int], taps: Tensor, anchor: int) -> li
     return made
 
 
+# Runs of rows that come, and the anchor of the block behind them; rows past an older anchor are not looked at.
+STORIES: dict[str, list[tuple[list[tuple[int, int]], int]]] = {
+    "out of order": [([(20, 33), (0, 7), (7, 8), (5, 12), (40, 41), (12, 20), (0, 33)], 33), ([], 31), ([], 2)],
+    "a few after every block": [([(start, stop)], stop) for start, stop in itertools.pairwise((0, 10, 11, 16, 18, 24))],
+}
+
+
 @every_family
-def test_blocks_are_the_model_s_however_rows_came(kind: Kind, model_type: ModelType) -> None:
+@pytest.mark.parametrize("story", STORIES)
+def test_blocks_are_the_model_s_however_rows_came(kind: Kind, model_type: ModelType, story: str) -> None:
     drafter = family_drafter(kind, model_type)
     ids, taps, rows = _text(drafter, 1)
     engine = _engine(drafter)
     _open(engine, 1)
-    for start, stop in ((20, 33), (0, 7), (7, 8), (5, 12), (40, 41), (12, 20), (0, 33)):
-        _send(engine, 1, ids, rows, start, stop)
-    assert engine.watermark(1) == 33
-    for anchor in (33, 31, 2):  # an older anchor again: what came later is not looked at
+    for runs, anchor in STORIES[story]:
+        for start, stop in runs:
+            _send(engine, 1, ids, rows, start, stop)
+        if runs:
+            assert engine.watermark(1) == anchor
         assert list(engine.draft([_item(1, ids, anchor)])[0].token_ids) == _expected(drafter, ids, taps, anchor)
 
 
@@ -86,20 +97,6 @@ def test_a_cohort_drafts_what_its_members_draft_alone(kind: Kind, model_type: Mo
         ids, probs = block.q.arrays()
         assert validate_q(ids.astype(np.int64), probs, block.token_ids, vocab) is None
         np.testing.assert_allclose(block.confidence, alone.confidence, atol=1e-4)
-
-
-@every_family
-def test_rows_of_the_next_rounds_continue_the_context(kind: Kind, model_type: ModelType) -> None:
-    """As it goes while serving: committed rows come, a few at a time, after every block."""
-    drafter = family_drafter(kind, model_type)
-    ids, taps, rows = _text(drafter, 2)
-    engine = _engine(drafter)
-    _open(engine, 1)
-    before = 0
-    for anchor in (10, 11, 16, 18, 24):
-        _send(engine, 1, ids, rows, before, anchor)
-        before = anchor
-        assert list(engine.draft([_item(1, ids, anchor)])[0].token_ids) == _expected(drafter, ids, taps, anchor)
 
 
 @every_family
