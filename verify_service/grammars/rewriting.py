@@ -74,6 +74,8 @@ def rewritten(schema: Any) -> Any:
             if anchored(part["pattern"]):  # it says all that there is to say, and a format is a note
                 part.pop("format", None)
         _lengths_as_patterns(part)
+        if part.get("minProperties", 0) <= len(set(part.get("required", ())) & part.get("properties", {}).keys()):
+            part.pop("minProperties", None)  # that many have to come
         if part.get("format") in _PATTERNS and "string" in types_of(part) and FORMATTED.isdisjoint(part):
             part["pattern"] = f"^{_PATTERNS[part.pop('format')]}$"
     return made

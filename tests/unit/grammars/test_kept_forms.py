@@ -272,6 +272,7 @@ def test_a_schema_of_which_something_would_be_left_out_is_refused(
         {"type": "string", "oneOf": [{"const": "a", "title": "A"}, {"const": "b"}], "x-order": 3},
         {"$ref": "#/components/n", "components": {"n": {"type": "integer"}}},
         {"type": "object", "patternProperties": {"^[a-z]$": {}}, "properties": {"A": {}}},
+        {"properties": {"a": {}, "b": {}}, "required": ["b", "a"], "additionalProperties": {}, "minProperties": 2},
         {"oneOf": [{"type": "integer"}, {"type": "null"}], "discriminator": {"propertyName": "kind"}, "example": 3},
     ],
 )
