@@ -33,7 +33,7 @@ class Api:
     """One HTTP front.
 
     guard: a dependency that raises Denied; `operator_guard` for what clients need not see. unread_s: how long a client
-    may leave an event untaken. default_max_tokens: of a chat that sets no limit. template: of the target. tool_format:
+    may leave an event untaken. default_max_tokens: of an answer without a limit. template: of the target. tool_format:
     how it writes calls; empty reads it off the template. name: what
     clients call the target; empty takes its own. local: only this machine can come in, and nobody asks it for a key, so
     web pages must not either. pace: hides what packets tell of answers. security: of the listener. origins: web pages

@@ -115,11 +115,13 @@ class Asking:
         name: str,
         *,
         names: Mapping[str, str],
+        usual: int,
         trace: str = "",
         record: bool = False,
     ) -> Asking:
-        """Takes all prompts in, or none. names: what fields of the gRPC interface are called in the body. trace: the
-        caller's W3C trace context. record: answers keep the steps that they were made in."""
+        """Takes all prompts in, or none. names: what fields of the gRPC interface are called in the body. usual: see
+        `InputProcessor.accept`. trace: the caller's W3C trace context. record: answers keep the steps that they were
+        made in."""
         if len(prompts) > MAX_PROMPTS:
             raise InvalidRequest("text", f"{len(prompts)} prompts, at most {MAX_PROMPTS} are allowed")
         asking = Asking(names)
@@ -129,7 +131,7 @@ class Asking:
                     message = write_request(prompt, options)
                     message.request_id = name if len(prompts) == 1 else f"{name}-{index}"
                     message.traceparent = trace
-                    begun = await api.processor.accept(message)
+                    begun = await api.processor.accept(message, usual=usual)
                     asking.streams.append(begun)
                     for answer in begun.output.answers if record else ():
                         answer.steps = []

@@ -88,7 +88,7 @@ async def read_chat(api: Api, body: ChatBody) -> AskedChat:
                 names["constraint"] = "thinking_token_budget"
     elif body.thinking_token_budget is not None:
         raise Unsupported("thinking_token_budget", "the target's chat template marks no thoughts")
-    options = sampling(body, max_tokens=_max_tokens(api, body, prompt), logprobs=_logprobs(body), form=form)
+    options = sampling(body, max_tokens=_max_tokens(body), logprobs=_logprobs(body), form=form)
     if reader is not None and body.skip_special_tokens is None and _special_marks(api, calling):
         options = replace(options, skip_special_tokens=False)
     return AskedChat(prompt, options, reader, names)
@@ -220,12 +220,8 @@ def _cut_behind(text: str, said: str) -> str:
     return kept if text[at : at + len(_HERE)] == _HERE else kept.rstrip()  # a template that trims would have trimmed it
 
 
-def _max_tokens(api: Api, body: ChatBody, prompt: tuple[int, ...]) -> int:
-    """Without a limit: the deployment's default, as far as the context leaves so much."""
-    for given in (body.max_completion_tokens, body.max_tokens):
-        if given is not None:
-            return given
-    return max(min(api.default_max_tokens, api.processor.limits().longest - len(prompt)), 1)
+def _max_tokens(body: ChatBody) -> int | None:
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
 
 
 def _logprobs(body: ChatBody) -> int | None:

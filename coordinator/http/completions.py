@@ -28,12 +28,12 @@ def routes(api: Api) -> APIRouter:
         """Goes on with each prompt."""
         body = await read_body(request, CompletionBody, prompt_bytes(api.processor.cell))
         prompts = read_prompts(body.prompt)
-        max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        scores, names = _scores(body, max_tokens)
-        options = sampling(body, max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=scores)
+        scores, names = _scores(body)
+        options = sampling(body, max_tokens=body.max_tokens, logprobs=body.logprobs, prompt_logprobs=scores)
         echoes = [await _echoed(api, prompt) for prompt in prompts] if body.echo else None
         shape = CompletionShape(texts, echoes, body.logprobs, body.prompt_logprobs)
-        return await answered(api, request, body, prompts, options, shape, kind="cmpl", names=names)
+        asked = (prompts, options, shape)
+        return await answered(api, request, body, *asked, kind="cmpl", names=names, usual=DEFAULT_MAX_TOKENS)
 
     return router
 
@@ -88,9 +88,9 @@ class CompletionShape:
         return before
 
 
-def _scores(body: CompletionBody, max_tokens: int) -> tuple[int | None, dict[str, str]]:
+def _scores(body: CompletionBody) -> tuple[int | None, dict[str, str]]:
     """Likeliest tokens to tell at each position of the prompt, and what that is called in the body."""
-    if not body.echo or (body.logprobs is None and max_tokens):
+    if not body.echo or (body.logprobs is None and body.max_tokens != 0):
         return None, {}
     if body.prompt_logprobs is not None:
         return max(body.prompt_logprobs, body.logprobs or 0), {}

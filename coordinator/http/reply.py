@@ -259,12 +259,16 @@ async def answered(
     *,
     kind: str,
     names: Mapping[str, str] | None = None,
+    usual: int | None = None,
 ) -> Response:
-    """kind: first word of the id. names: what fields of the gRPC interface are called in this body."""
+    """kind: first word of the id. names: what fields of the gRPC interface are called in this body. usual: tokens of an
+    answer that sets no limit, where it is not the deployment's."""
     terms = api.processor.cell.terms()
     model = api.check_model(body.model, terms)
     detail = _detail(request, body)
-    begun = await begin(api, request, body, prompts, options, kind=kind, names=names, record=detail != "none")
+    begun = await begin(
+        api, request, body, prompts, options, kind=kind, names=names, usual=usual, record=detail != "none"
+    )
     ids, wanted = bool(body.return_token_ids), body.stream_options or StreamOptions()
     frame = Frame(begun.name, model, api.fingerprint(terms), terms.block_size, detail, ids, wanted)
     return await respond(
@@ -293,6 +297,7 @@ async def begin(
     *,
     kind: str,
     names: Mapping[str, str] | None = None,
+    usual: int | None = None,
     record: bool = False,
 ) -> Begun:
     """See `answered`, and `Asking.begin`."""
@@ -301,7 +306,16 @@ async def begin(
     field, _ = form_of(body.response_format, body.structured_outputs)
     names = {"constraint": field, **(names or {})}
     trace = request.headers.get("traceparent", "")
-    asking = await Asking.begin(api, prompts, options, name, names=names, trace=trace, record=record)
+    asking = await Asking.begin(
+        api,
+        prompts,
+        options,
+        name,
+        names=names,
+        usual=usual or api.default_max_tokens,
+        trace=trace,
+        record=record,
+    )
     return Begun(asking, name, dict.fromkeys((ID_HEADER, "request-id"), given or name))
 
 

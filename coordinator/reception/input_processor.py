@@ -81,14 +81,19 @@ class InputProcessor:
         """What the cell allows, and whether text is understood here."""
         return replace(self.cell.terms().limits, has_tokenizer=self.tokenizer is not None)
 
-    async def accept(self, message: generate_pb2.GenerateRequest, remaining_s: float | None = None) -> ResponseStream:
-        """Submits a request, or raises an error that says whose fault it is. remaining_s: time its client gives it."""
+    async def accept(
+        self, message: generate_pb2.GenerateRequest, remaining_s: float | None = None, usual: int | None = None
+    ) -> ResponseStream:
+        """Submits a request, or raises an error that says whose fault it is. remaining_s: time its client gives it.
+        usual: tokens of an answer that sets no limit, where the context leaves so many."""
         arrived = self.clock.time()
         lasts_s = self._longest_s if remaining_s is None else min(remaining_s, self._longest_s)
         check_head(message, self.tokenizer is not None)
         self.cell.check_capacity(current_caller().tenant)
         limits = self.limits()
         prompt = await self._prompt(message, limits)
+        if usual is not None and not message.sampling_params.HasField("max_tokens"):
+            message.sampling_params.max_tokens = max(min(usual, limits.longest - len(prompt)), 1)
         request = read_request(
             message,
             prompt,

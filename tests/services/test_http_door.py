@@ -500,6 +500,16 @@ def test_a_chat_without_a_limit_ends_at_the_deployments(pair: Path, given: dict[
         assert answer["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("left", [1, 3])
+def test_an_answer_without_a_limit_ends_where_the_context_does(cell: HttpCell, left: int) -> None:
+    longest = httpx.get(f"{cell.url}/v1/models").json()["data"][0]["max_model_len"]
+    answer = post(cell, completion(prompt=[7] * (longest - left), max_tokens=None, ignore_eos=True))
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == left
+    short = post(cell, completion(prompt=[7], max_tokens=None, ignore_eos=True))
+    assert short.json()["usage"]["completion_tokens"] == 16
+
+
 def test_long_lists_of_ids_are_bounded_and_read_beside_the_event_loop(
     cell: HttpCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
