@@ -15,8 +15,18 @@ def check(path: Path) -> None:
     """Before anything is measured: raises `InvalidRequest` for a file that could not be written."""
     if path.suffix.lower() not in KINDS:
         raise InvalidRequest("plot", f"{path} must end in one of {', '.join(KINDS)}")
-    if not path.resolve().parent.is_dir():
-        raise InvalidRequest("plot", f"{path.parent} is no folder")
+    check_file("plot", path)
+
+
+def check_file(field: str, path: Path) -> None:
+    """Before anything is measured: raises `InvalidRequest` for a file that cannot be written."""
+    there = path.exists()
+    try:
+        path.open("ab").close()
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise InvalidRequest(field, f"{path} cannot be written: {error.strerror}") from None
 
 
 def panels(count: int, size: tuple[float, float]) -> tuple[Any, Sequence[Any]]:

@@ -72,12 +72,14 @@ def _bench(args: argparse.Namespace) -> int:
     import asyncio
 
     from dspark.loadgen import report, sweep
-    from dspark.plots import check
+    from dspark.plots import check, check_file
 
     if args.plot is not None:
         check(args.plot)
     elif args.others:
         raise InvalidRequest("with", "needs --plot")
+    if args.save is not None:
+        check_file("save", args.save)
     earlier = [point for path in args.others for point in report.load(path)]
     given = {field.name: getattr(args, field.name) for field in fields(sweep.SweepOrder) if hasattr(args, field.name)}
     given |= _server(args)

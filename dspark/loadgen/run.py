@@ -23,6 +23,7 @@ from dspark.loadgen.answer import Endpoint, MeasuredAnswer
 from dspark.loadgen.prompts import Question
 
 CUT = "cut"
+MOST_USERS, MOST_REQUESTS = 1 << 16, 10_000_000
 Progress = Callable[[int, int], None]  # (answers, tokens) so far, warm-up left out
 
 
@@ -47,6 +48,10 @@ class LoadPlan:
     def __post_init__(self) -> None:
         if (self.concurrency > 0) == (self.rate > 0):
             raise InvalidRequest("concurrency", "give either a concurrency or a rate, above 0")
+        if self.concurrency > MOST_USERS:
+            raise InvalidRequest("concurrency", f"{self.concurrency} is above {MOST_USERS}")
+        if max(self.requests, self.rate * self.duration_s) + self.warmup > MOST_REQUESTS:
+            raise InvalidRequest("requests", f"more than {MOST_REQUESTS} at one point")
         if self.requests <= 0 and self.duration_s <= 0:
             raise InvalidRequest("requests", "give a number of requests, a duration or both")
         if self.warmup < 0 or self.timeout_s <= 0:

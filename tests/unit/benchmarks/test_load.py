@@ -18,7 +18,7 @@ from dspark.loadgen.prometheus import read, total
 from dspark.loadgen.prompts import Question
 from dspark.loadgen.run import CUT, LoadPlan, Outcome, run
 from dspark.loadgen.summary import quantile, summarise
-from dspark.plots import check
+from dspark.plots import check, check_file
 
 QUESTION = Question((1, 2, 3))
 
@@ -148,7 +148,16 @@ def test_speculation_is_averaged_over_rounds_or_read_off_the_counters() -> None:
     assert (point["tau"], point["budget"], point["tau_over"]) == (1.5, 4.0, "rounds with a draft")
 
 
-@pytest.mark.parametrize("wrong", [{"requests": 1}, {"concurrency": 1}, {"concurrency": 1, "rate": 1.0, "requests": 1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"requests": 1},
+        {"concurrency": 1},
+        {"concurrency": 1, "rate": 1.0, "requests": 1},
+        {"concurrency": 10**9, "requests": 1},
+        {"rate": 1e9, "duration_s": 1.0},
+    ],
+)
 def test_a_plan_that_says_too_little_or_too_much_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidRequest):
         LoadPlan(**wrong)  # type: ignore[arg-type]
@@ -201,8 +210,13 @@ def test_plots_and_saved_runs_go_together(tmp_path: Path, kind: str) -> None:
     report.draw([*simulated, *points], tmp_path / f"both.{kind}")  # a simulated run may stand beside a measured one
     assert (tmp_path / f"both.{kind}").stat().st_size > 1000
     assert "2 users" in report.table(points)
-    with pytest.raises(InvalidRequest, match="plot"):
-        check(tmp_path / "p.jpg")
+    for name in ("p.jpg", "nowhere/p.svg"):
+        with pytest.raises(InvalidRequest, match="plot"):
+            check(tmp_path / name)
+    with pytest.raises(InvalidRequest, match=r"save: .*cannot be written: Is a directory"):
+        check_file("save", tmp_path)
+    check_file("save", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
     saved.write_text("[]")
     with pytest.raises(InvalidRequest, match="no saved run"):
         report.load(saved)
