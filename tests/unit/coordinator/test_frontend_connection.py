@@ -62,6 +62,20 @@ async def test_what_waits_for_a_front_end_goes_out_in_one_message() -> None:
 
 
 @virtual
+async def test_a_front_end_that_goes_takes_its_sequences_along() -> None:
+    cell = RoundsCell()
+    attachment = await attached(cell)
+    for number in range(3):
+        attachment.heard(submit(number, 90, n=2))
+    assert attachment.requests == 3
+    attachment.close()
+    await asyncio.sleep(0.2)
+    assert cell.admission.running == cell.admission.queued == attachment.requests == 0
+    assert cell.metrics.value("requests_total", outcome="cancelled") == 6
+    assert cell.clean()
+
+
+@virtual
 async def test_a_front_end_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MAX_UNSENT", 5)
     cell = RoundsCell()
@@ -77,3 +91,20 @@ async def test_a_front_end_that_does_not_read_is_let_go(monkeypatch: pytest.Monk
         await attachment.next()
     attachment.heard(submit(2, 4))  # too late for anything
     assert not cell.admission.running
+
+
+@virtual
+async def test_an_answer_that_its_text_ended_is_freed_and_not_spoken_of_again() -> None:
+    cell = RoundsCell()
+    attachment = await attached(cell)
+    attachment.heard(submit(1, 90))
+    await asyncio.sleep(0.1)
+    attachment.heard(frontend_pb2.FrontendBatch(finishes=[frontend_pb2.Finish(call=1, index=0)]))
+    await asyncio.sleep(0.2)
+    assert attachment.requests == cell.admission.running == 0
+    assert cell.metrics.value("requests_total", outcome="stop") == 1
+    batch = await attachment.next()
+    assert batch is not None
+    assert not batch.ended
+    assert not batch.failed
+    attachment.close()
