@@ -15,6 +15,7 @@ LIES = (f"{L}a_verifier_that_says_what_cannot_be_ends_that_request_and_no_other"
 REACH = (f"{L}r10_a_drafter_that_only_this_process_lost_goes_on_drafting_for_who_is_there",)
 NO_PAGE = (f"{L}a_prompt_that_finds_no_page_waits_in_front_and_comes_again_under_another_epoch",)
 POLICIES = (f"{L}several_policies_share_the_rounds_of_a_lane",)
+BEFORE_YOUNGER = ("tests/unit/coordinator/test_preemption.py::test_who_was_preempted_goes_before_everybody_younger",)
 
 SILENT = (f"{L}a_sequence_that_its_verifier_is_silent_about_moves_and_no_other_does",)
 
@@ -216,5 +217,9 @@ LANES: list[Mutant] = [
             "return True",
             (f"{L}a_plan_is_told_once_and_names_a_newcomer_with_terms_of_its_own",),
         ),
+    ),
+    *in_file(
+        "coordinator/queue/waiting_queue.py",
+        ("who lost a place stands last", "line.insert(place, state)", "line.append(state)", BEFORE_YOUNGER),
     ),
 ]

@@ -9,6 +9,19 @@ from fakes import answer_of, read
 from rounds_cell import RoundsCell, virtual
 
 from coordinator.lanes.members import Members
+from coordinator.queue.waiting_queue import WaitingQueue
+
+
+@virtual
+async def test_who_was_preempted_goes_before_everybody_younger() -> None:
+    cell = RoundsCell()
+    states = [cell.ask((seed, 7), max_tokens=4) for seed in range(4)]
+    line = WaitingQueue()
+    for index in (1, 3, 0, 2):  # as they lose their places
+        line.add(states[index])
+    assert [*line] == states
+    assert line.first(states[0].request.tenant) is states[0]
+    await cell.finish(*states)
 
 
 @virtual
