@@ -50,7 +50,7 @@ AT_ONCE = [
                 "anchor_position + 1 + min(",
                 "anchor_position + min(",
             ),
-            ("draft and acceptance share noise", "coins(Purpose.ACCEPT,", "coins(Purpose.DRAFT,"),
+            ("draft and acceptance share noise, judged at once", "coins(Purpose.ACCEPT,", "coins(Purpose.DRAFT,"),
             ("emissions of an anchor share a coin", "slots[: length + 1] + 1 for", "slots[: length + 1] * 0 + 1 for"),
             ("rows of short blocks run on into their neighbours'", "np.minimum(slots, reach)", "slots"),
         ),

@@ -19,11 +19,20 @@ MASKS = [
         "verify_service/grammars/matcher.py",
         *caught_by(
             LAW,
-            ("the bonus is not masked", "return made[:filled]", "return made[: max(filled - 1, 1)]"),
+            (
+                "the bonus of any block is not masked",
+                "return made[:filled]",
+                "return made[: max(filled - 1, 1)]",
+            ),
             ("a matcher stays behind what was only drafted", "            if taken:\n", "            if False:\n"),
             ("a matcher goes back one token too few", "rollback(taken)", "rollback(taken - 1)"),
         ),
-        ("the bonus is not masked, coupled", "return made[:filled]", "return made[: max(filled - 1, 1)]", COUPLED),
+        (
+            "the bonus is not masked, coupled",
+            "return made[:filled]",
+            "return made[: max(filled - 1, 1)]",
+            COUPLED,
+        ),
         (
             "a form is never too slow",
             "spent > longest or self._slow > FORGIVEN",
@@ -63,7 +72,7 @@ MASKS = [
     *in_file(
         "verify_service/engine.py",
         (
-            "the first token is not masked",
+            "no mask is made for the first token",
             "mask(logits, [(0, matcher.masks(()))])",
             "pass",
             (f"{SERVED}vllm_s_words",),

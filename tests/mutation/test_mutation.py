@@ -42,3 +42,10 @@ def test_every_bug_finds_its_line() -> None:
 
     for mutant in MUTANTS:
         changed(mutant)
+
+
+def test_every_bug_has_a_name_of_its_own() -> None:
+    from tests.mutation.mutants import MUTANTS
+
+    names = [mutant.name for mutant in MUTANTS]
+    assert [name for name in names if names.count(name) > 1] == []
