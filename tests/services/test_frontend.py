@@ -172,6 +172,7 @@ async def test_errors_of_admission_come_back_unchanged(pair: str) -> None:
             with pytest.raises(Overloaded, match="wait already") as refused:
                 await client.complete([1, 2], max_tokens=4)
             assert refused.value.retry_after_s > 0
+        assert cell.coordinator.metrics.value("admission_rejections_total", reason="queue_full") == 2
         assert set(await far.abort(["held-0", "held-1", "unknown"])) == {"held-0", "held-1"}
         assert [(await one).end.finish_reason for one in held] == ["abort", "abort"]
         for client in (near, far):

@@ -70,7 +70,7 @@ def test_an_answer_is_told_token_by_token_as_it_is_over_grpc(cell: HttpCell, htt
         assert policy != "fixed:3" or not slots or told["why"] in ("fixed", "whole", "room")
     drafted = sum(token["origin"] == "drafted" for token in tokens)
     assert drafted == sum(each["told"]["accepted"] for each in rounds) == end["accepted"]
-    assert (drafted > 0) is (policy != "off")
+    assert policy == "adaptive" or (drafted > 0) is (policy != "off")  # may find that none pays
 
 
 def test_a_conversation_goes_through_the_targets_template(cell: HttpCell, http: httpx.Client) -> None:

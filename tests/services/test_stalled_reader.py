@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
-import pytest_asyncio
 import workers
 from faults.pair import FLAT
 
@@ -18,12 +18,12 @@ from tests.waiting import until
 SMALL = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
 
 
-@pytest_asyncio.fixture
-async def cell() -> AsyncIterator[CoordinatorProcess]:
+@asynccontextmanager
+async def serving(**settings: Any) -> AsyncIterator[CoordinatorProcess]:
     own = {"engine": "synthetic", "synthetic": str(FLAT), "kv_tokens": 1 << 17, "max_sequences": 8}
     async with (
         workers.verifier(**own) as v,
-        workers.coordinator(verify=(v.endpoint,), max_unread_s=1.0, policy="off") as coordinator,
+        workers.coordinator(verify=(v.endpoint,), max_unread_s=1.0, policy="off", **settings) as coordinator,
     ):
         yield coordinator
 
@@ -46,14 +46,16 @@ async def read(call: Any) -> tuple[int, grpc.StatusCode]:
     return count, await call.code()
 
 
-async def test_a_client_that_stops_reading_is_cut_and_hears_why(cell: CoordinatorProcess) -> None:
+async def test_a_client_that_stops_reading_is_cut_and_hears_why() -> None:
     async with (
+        serving() as cell,
         grpc.aio.insecure_channel(cell.endpoint, options=SMALL) as small,
         grpc.aio.insecure_channel(cell.endpoint) as ordinary,
     ):
         stalled = generate_pb2_grpc.GenerationStub(small).Generate(request(30_000))
         await stalled.read()
-        neighbour = asyncio.create_task(read(generate_pb2_grpc.GenerationStub(ordinary).Generate(request(50))))
+        # It takes longer than a message may wait to be taken.
+        neighbour = asyncio.create_task(read(generate_pb2_grpc.GenerationStub(ordinary).Generate(request(200))))
         async with asyncio.timeout(60):
             await until(lambda: cell.metrics.value("slow_readers_cut_total"))
             assert cell.metrics.value("client_streams") <= 1  # the neighbour, if it still reads
@@ -62,3 +64,13 @@ async def test_a_client_that_stops_reading_is_cut_and_hears_why(cell: Coordinato
             assert count < 30_000
             assert (await neighbour)[1] is grpc.StatusCode.OK
             await until(lambda: not cell.admission.running)
+
+
+async def test_who_waits_in_line_longer_than_a_message_may_wait_is_not_cut() -> None:
+    async with serving(max_running=1) as cell, grpc.aio.insecure_channel(cell.endpoint) as channel:
+        stub = generate_pb2_grpc.GenerationStub(channel)
+        first = stub.Generate(request(200))
+        await first.read()
+        asked = [asyncio.create_task(read(call)) for call in (first, stub.Generate(request(4)))]
+        assert [code for _, code in await asyncio.gather(*asked)] == [grpc.StatusCode.OK] * 2
+        assert cell.metrics.value("slow_readers_cut_total") == 0
