@@ -91,7 +91,9 @@ def _nudge(name: str) -> Callable[[Tensors], None]:
 
 def _fields(file: str, prefix: str = "") -> list[str]:
     with safe_open(DATA / DRAFTER / file, "pt") as case:
-        return [name for name in case.keys() if name.startswith(prefix)]  # noqa: SIM118  it is no mapping
+        names = [name for name in case.keys() if name.startswith(prefix)]  # noqa: SIM118  it is no mapping
+    assert names
+    return names
 
 
 @pytest.mark.parametrize(

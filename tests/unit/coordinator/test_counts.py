@@ -13,8 +13,8 @@ from dspark.wire.v1 import control_pb2
 
 
 def judged(verified: int, kept: int, *, accepted: int, committed: int, label: str = "") -> JudgedRound:
-    """Of a block of four, all of them doubtful; of the slots that were kept the answer had room for `accepted`."""
-    said = RoundReport(1, 0, 1, 5, (3,) * (kept + 1), kept, verified, (0.5,) * 4)
+    """Of a block of four, each less sure than the one before; of what was kept the answer had room for `accepted`."""
+    said = RoundReport(1, 0, 1, 5, (3,) * (kept + 1), kept, verified, (0.8, 0.5, 0.25, 0.125))
     return JudgedRound(said, accepted, committed, label=label)
 
 
@@ -41,9 +41,9 @@ def test_what_was_promised_is_the_sum_of_survivals_of_verified_slots() -> None:
     counts = RoundCounts(metrics)
     counts.judged(judged(3, 3, accepted=1, committed=2))
     counts.tell()
-    assert metrics.value("spec_decode_num_expected_tokens_total") == pytest.approx(0.5 + 0.25 + 0.125)
+    assert metrics.value("spec_decode_num_expected_tokens_total") == pytest.approx(0.8 + 0.4 + 0.1)
     counts.tell()
-    assert metrics.value("spec_decode_num_expected_tokens_total") == pytest.approx(0.875), "told once"
+    assert metrics.value("spec_decode_num_expected_tokens_total") == pytest.approx(1.3), "told once"
 
 
 def test_labels_without_end_become_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,23 +39,25 @@ def on_disk(folder: Path, *, segment: int = 1 << 20, keep_s: float = 60.0, clock
 
 def test_what_was_written_is_there_when_the_process_is_not(tmp_path: Path) -> None:
     first = on_disk(tmp_path)
-    entry = first.open(request(choices=2))
+    entry = first.open(request(choices=3))
     told = (ScoredToken(-0.5, (1, 2), (-0.5, -1.0)),) * 2
     first.committed(entry, CommittedTokens((1, 2), None, 0, told))
     first.committed(entry, CommittedTokens((9,), End(Reason.STOP, token_id=9), 1))
     first.begins(entry, 0, 3)
     first.committed(entry, CommittedTokens((3,), None, 0, told[:1]))
+    first.begins(entry, 2, 4)  # and nothing was committed under it
     first.write()
     first.committed(entry, CommittedTokens((4,), None, 0, told[:1]))  # noted, never shown: the process dies here
     first._file._lock = _abandon(first._file)
     second = on_disk(tmp_path)
     found = second.find("r")
     assert found is not None
-    assert found.digest == digest(request(seed=1, choices=2)), "the draws' key is not part of it"
+    assert found.digest == digest(request(seed=1, choices=3)), "the draws' key is not part of it"
     assert (found.seed, found.running) == (7, False)
     assert [(said.tokens, said.epoch, said.end) for said in found.answers] == [
         ([1, 2, 3], 3, None),
         ([9], 0, End(Reason.STOP, token_id=9)),
+        ([], 4, None),
     ]
     assert found.answers[0].logprobs[0].top_ids == (1, 2)
     assert len(found.answers[0].logprobs) == 3
@@ -150,9 +152,11 @@ def test_the_highest_epoch_that_began_and_what_ended_outlive_every_process(
             ([4], 1),
             ([], 4),
         ]
-        assert [said.end for said in found.answers] == [None, End(Reason.STOP, token_id=4), None]
+        over = End(Reason.LENGTH) if number else None  # as the first who went on with it wrote
+        assert [said.end for said in found.answers] == [None, End(Reason.STOP, token_id=4), over]
         again = journal.open(request(seed=77, choices=3), found)
         journal.committed(again, CommittedTokens((number,), None, 0))
+        journal.committed(again, CommittedTokens((), End(Reason.LENGTH), 2))
         journal.close()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from dspark.model.language import LanguageDrafter
 from dspark.training.anchors import slots_after
 from dspark.training.rounds import entries_at
 from tests.unit.model.golden import DATA
-from tests.unit.model.tiny import FAMILIES, dense, family_drafter
+from tests.unit.model.tiny import FAMILIES, HEADS, dense, family_drafter, tiny_drafter
 
 ASSISTANT = DATA / "pair" / "assistant"
 CLOSE = {"atol": 3e-5, "rtol": 0.0}
@@ -183,12 +185,18 @@ def test_serving_form_changes_nothing(kind: Kind, model_type: ModelType) -> None
     torch.testing.assert_close(fast, plain, atol=1e-4, rtol=0)
 
 
-@every_family
-def test_a_saved_drafter_loads_again_bit_for_bit(kind: Kind, model_type: ModelType, tmp_path: Path) -> None:
-    drafter = family_drafter(kind, model_type)
+SAVED: dict[str, Callable[[], Drafter]] = {
+    **{f"{kind} {model_type}": partial(family_drafter, kind, model_type) for kind, model_type in FAMILIES},
+    **{f"head {head}": partial(tiny_drafter, head) for head in HEADS},
+}
+
+
+@pytest.mark.parametrize("made", SAVED)
+def test_a_saved_drafter_loads_again_bit_for_bit(made: str, tmp_path: Path) -> None:
+    drafter = SAVED[made]()
     save_drafter(drafter, tmp_path)
     again = load_drafter(tmp_path)
-    assert (again.config.family, again.config.kind) == (drafter.config.family, kind)
+    assert (again.config.family, again.config.kind) == (drafter.config.family, drafter.config.kind)
     assert parse_drafter_config(config_to_json(again.config)) == again.config
     assert again.state_dict().keys() == drafter.state_dict().keys()
     for name, tensor in drafter.state_dict().items():

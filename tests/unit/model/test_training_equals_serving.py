@@ -9,9 +9,7 @@ from dspark.model.config import HeadType
 from dspark.model.family import ContextTokens
 from dspark.training.anchors import draw_anchors, slots_after
 from dspark.training.rounds import entries_at
-from tests.unit.model.tiny import dense, tiny_drafter
-
-HEADS: tuple[HeadType, ...] = ("none", "vanilla", "gated", "rnn")
+from tests.unit.model.tiny import HEADS, dense, tiny_drafter
 
 
 @pytest.mark.parametrize("head", HEADS)

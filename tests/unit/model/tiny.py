@@ -35,6 +35,9 @@ CONFIG = DrafterConfig(
 )
 
 
+HEADS: tuple[HeadType, ...] = ("none", "vanilla", "gated", "rnn")
+
+
 def tiny_config(head: HeadType) -> DrafterConfig:
     if head == "none":
         return CONFIG
