@@ -6,6 +6,7 @@ Does not import ray: `ray start` is run as a program, so that a cluster can be e
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import shutil
@@ -38,6 +39,8 @@ _PORT_OPTIONS = (
     "ray-client-server-port",
 )
 _PORTS = range(20_000, 30_000)  # above Ray's workers, below what kernels choose from
+_first = secrets.randbelow(len(_PORTS))
+_ports = itertools.cycle((*_PORTS[_first:], *_PORTS[:_first]))  # one after the other: none is given twice
 PREFIX = "dspark-ray-"  # of folders
 _PORT_VARIABLES = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
 
@@ -130,8 +133,7 @@ def free_ports(count: int) -> list[int]:
     listens there, or while the owner is replaced. These lie outside of the range that it chooses from.
     """
     found: list[int] = []
-    start = secrets.randbelow(len(_PORTS))
-    for port in (*_PORTS[start:], *_PORTS[:start]):
+    for port in itertools.islice(_ports, len(_PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             found.append(port)

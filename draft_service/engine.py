@@ -40,7 +40,6 @@ class DraftEngine(DraftEngineCore):
         self.calibrated, self.projection = calibration is not IDENTITY, drafter.fingerprint
         self.device: torch.device = drafter.device
         self.dtype = str(drafter.dtype).removeprefix("torch.")
-        self.q_entries = min(config.q_entries, drafter.config.vocab_size)
         self._calibration = calibration
         self._lag = drafter.needs.lag
         self._contexts = ContextStore(

@@ -23,7 +23,6 @@ class DraftEngineCore(ABC):
     """One drafter, one pool of context, the sequences that live in it."""
 
     projection: str  # fingerprint of the projection that rows must come from
-    q_entries: int  # entries of a draft distribution that are sent
     calibrated: bool
     device: Any
     dtype: str
@@ -40,6 +39,11 @@ class DraftEngineCore(ABC):
         self.config, self.fingerprint, self.shape, self._table = config, version, shape, contexts
         own = config.context_length
         self.context_length = longest if own is None else min(longest, own)  # blocks beyond it are empty
+
+    @property
+    def q_entries(self) -> int:
+        """Of a draft distribution, that are sent."""
+        return int(min(self.config.q_entries, self.shape.vocab_size))
 
     @property
     def held(self) -> Held:

@@ -48,9 +48,8 @@ class SyntheticDraftEngine(DraftEngineCore):
 
     def __init__(self, spec: SyntheticSpec, config: DraftConfig) -> None:
         self.spec = spec
-        self.q_entries = min(config.q_entries, spec.vocabulary)
         self._oracle = SyntheticOracle(spec)
-        self._blocks = BlockMaker(self._oracle, self.q_entries)
+        self._blocks = BlockMaker(self._oracle, min(config.q_entries, spec.vocabulary))
         self._pace = Pace(spec.jitter, spec.seed + 1)
         self._contexts = ContextTable(
             _Context,

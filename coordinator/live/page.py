@@ -42,11 +42,13 @@ class Page(StaticFiles):
     """All files by name; none from beyond the folder."""
 
     def __init__(self) -> None:
-        super().__init__(directory=FOLDER)
+        super().__init__(directory=FOLDER, follow_symlink=True)  # as some installers lay files
 
     def file_response(self, *arguments: Any, **options: Any) -> Response:
         response = super().file_response(*arguments, **options)
         response.headers.update(HEADERS)
+        for name in ("etag", "last-modified"):  # of times and sizes, which files of two versions may share
+            del response.headers[name]
         return response
 
     def read_json(self, name: str) -> Any:

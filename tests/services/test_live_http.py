@@ -166,8 +166,7 @@ def test_the_page_and_its_files_come_with_strict_headers(http: httpx.Client) -> 
         file = http.get(f"/live/page/{name}")
         assert file.status_code == 200
         assert file.headers["content-security-policy"] == policy
-        again = http.get(f"/live/page/{name}", headers={"if-none-match": file.headers["etag"]})
-        assert (again.status_code, again.content) == (304, b"")
+        assert not {"etag", "last-modified"} & file.headers.keys(), "two versions may share times and sizes"
     assert "http://" not in page.text.replace("http://www.w3.org", "")
     assert "https://" not in page.text
 

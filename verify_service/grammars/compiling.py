@@ -165,7 +165,8 @@ def _written(constraint: Constraint) -> Iterator[str]:
     import xgrammar
 
     for part in parts_of(form_of(constraint)):
-        expressions = [part.get("pattern"), *(part.get("patternProperties") or ())]
+        names = part.get("patternProperties")
+        expressions = [part.get("pattern"), *(names if isinstance(names, dict) else ())]
         grammar = part.get("grammar") if part.get("type") == "grammar" else None
         for make, texts in ((_of_expression, expressions), (xgrammar.Grammar.from_ebnf, [grammar])):
             for text in texts:

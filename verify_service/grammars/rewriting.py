@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from itertools import combinations
 from typing import Any
 
@@ -101,10 +102,11 @@ def _lengths_as_patterns(part: dict[str, Any]) -> None:
 
 
 def _takes_nothing(pattern: str) -> bool:
-    try:
-        return re.search(pattern, "") is not None
-    except re.error:  # of ECMAScript
-        return True
+    with warnings.catch_warnings(action="ignore"):  # what a compiler leaves out is told by warnings
+        try:
+            return re.search(pattern, "") is not None
+        except (re.error, OverflowError, RecursionError):  # of ECMAScript, or beyond Python
+            return True
 
 
 def _merge_objects(part: dict[str, Any], root: Any) -> None:

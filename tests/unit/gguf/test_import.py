@@ -14,6 +14,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from coordinator.http.template import find_template
 from coordinator.reception.tokenizer import find_tokenizer
+from dspark.gguf.architectures import expected
 from dspark.gguf.folder import import_gguf
 from dspark.model.checkpoint import load_target
 from tests.unit.gguf.files import CONFIGS, SPECIAL, TEMPLATE, Kind, random_model, write_gguf
@@ -28,6 +29,12 @@ MIXED = {
     "ffn_up": Kind.BF16,
     "ffn_down": Kind.Q5_0,
 }
+
+
+@pytest.mark.parametrize("architecture", list(CONFIGS))
+def test_a_head_of_its_own_is_called_the_same_in_every_file(architecture: str) -> None:
+    config = {**CONFIGS[architecture]().to_dict(), "tie_word_embeddings": False}
+    assert expected(config, architecture)["output.weight"] == "lm_head.weight"
 
 
 @pytest.mark.parametrize("architecture", list(CONFIGS))

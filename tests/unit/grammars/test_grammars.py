@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fitting import AT_ONCE, END, TARGET, VOCAB, of
@@ -244,9 +245,22 @@ def test_what_fails_here_is_no_fault_of_a_form(grammars: Grammars) -> None:
         with pytest.raises(GrammarFailed, match="compiler failed") as failed:
             of(grammars.compile(Constraint(KIND.CHOICE, "5"), ""))  # which no client can ask for
         assert failed.value.reason is RefusalReason.INTERNAL
-    unread = {"properties": {"a": {}}, "patternProperties": {"(": {}}}
-    with pytest.raises(GrammarRefused):
-        of(grammars.compile(Constraint(KIND.JSON_SCHEMA, json.dumps(unread)), ""))
+    endless = {"type": "string", "minLength": 1, "pattern": "a{99999999999}"}
+    for unread in ({"properties": {"a": {}}, "patternProperties": {"(": {}}}, endless):
+        with pytest.raises(GrammarRefused):
+            of(grammars.compile(Constraint(KIND.JSON_SCHEMA, json.dumps(unread)), ""))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"patternProperties": True}},
+        {"const": {"patternProperties": 5}},
+        {"type": "string", "minLength": 1, "pattern": "^[[a]+$"},
+    ],
+)
+def test_words_and_patterns_of_clients_are_no_failure_here(schema: Any, grammars: Grammars) -> None:
+    of(grammars.compile(Constraint(KIND.JSON_SCHEMA, json.dumps(schema)), ""))
 
 
 def test_compilers_that_end_leave_no_descriptor() -> None:
