@@ -44,7 +44,7 @@ class HttpCell:
         self.coordinator: Any = None
 
     def __enter__(self) -> Self:
-        self._loop = LoopThread("cell")
+        self._loop = LoopThread("cell", patience_s=120.0)
         self.run(self._start())
         return self
 
@@ -77,6 +77,11 @@ class HttpCell:
         """Waits until neither the coordinator nor a pool holds anything."""
         wait_until(lambda: self.held == 0)
         wait_until(lambda: self.verifier.engine.held.pages_held == 0)  # a pass may be under way that has them
+
+    @property
+    def cancelled(self) -> int:
+        """Answers so far that ended because nobody wanted more of them."""
+        return int(self.coordinator.metrics.value("requests_total", outcome="cancelled"))
 
     async def _start(self) -> None:
         start, shared = self._ends.enter_async_context, {"metrics_port": None, **self._shared}

@@ -137,6 +137,7 @@ async def test_a_stop_string_is_matched_in_front_and_frees_the_sequence(pair: st
             assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
             assert 1 + cut.end.speculation.accepted_tokens + cut.end.speculation.rounds >= len(cut.token_ids)
             await cell.freed()
+        assert cell.coordinator.metrics.value("requests_total", outcome="stop") == 2
 
 
 async def test_a_client_that_goes_frees_its_sequences(pair: str) -> None:
@@ -157,6 +158,7 @@ async def test_a_deadline_travels(pair: str) -> None:
         with pytest.raises(DeadlineExceeded):
             await cell.client(await cell.frontend()).complete([1, 2], max_tokens=9000, timeout=0.3)
         await cell.freed()
+        assert cell.coordinator.metrics.value("requests_total", outcome="length") == 0
 
 
 async def test_errors_of_admission_come_back_unchanged(pair: str) -> None:
@@ -180,6 +182,12 @@ async def test_errors_of_admission_come_back_unchanged(pair: str) -> None:
                 await client.complete([1, 999], max_tokens=4)
             assert invalid.value.field == "tokenized.input_ids"
         await cell.freed()
+
+
+async def test_without_a_verifier_it_is_unavailable() -> None:
+    async with workers.coordinator() as alone, AsyncClient(alone.endpoint) as client:
+        with pytest.raises(Unavailable, match="no verifier is connected"):
+            await client.complete([1, 2], max_tokens=4)
 
 
 async def test_ids_are_unique_in_the_cell_and_any_front_end_aborts(pair: str) -> None:
@@ -235,6 +243,7 @@ async def test_a_front_end_that_is_killed_leaves_nothing_behind(pair: str) -> No
                 ends = await asyncio.gather(*tasks, return_exceptions=True)
             assert all(isinstance(end, Unavailable) for end in ends)
             await cell.freed()
+            assert cell.coordinator.metrics.value("requests_total", outcome="cancelled") == 8
         finally:
             await process.wait()
 
@@ -314,6 +323,7 @@ async def test_a_full_front_end_says_so(pair: str) -> None:
             with pytest.raises(Overloaded, match="open at this front end"):
                 await client.complete([1, 2], max_tokens=4)
         await cell.freed()
+        assert cell.coordinator.metrics.value("requests_total", outcome="cancelled") == 1
 
 
 async def test_a_front_end_that_stops_lets_its_streams_finish(pair: str) -> None:

@@ -351,7 +351,7 @@ def test_events_are_written_as_the_format_asks(cell: HttpCell) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_frees_both_pools(cell: HttpCell, stream: bool) -> None:
-    body = completion(stream=stream, max_tokens=50_000, ignore_eos=True)
+    body, before = completion(stream=stream, max_tokens=50_000, ignore_eos=True), cell.cancelled
     content = json.dumps(body).encode()
     host, port = cell.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
@@ -362,6 +362,7 @@ def test_a_client_that_goes_frees_both_pools(cell: HttpCell, stream: bool) -> No
         wait_until(lambda: cell.coordinator.admission.running == 1)
         assert cell.held
     cell.freed()
+    assert cell.cancelled == before + 1
 
 
 def test_a_refused_prompt_takes_the_others_back(cell: HttpCell) -> None:
@@ -382,6 +383,7 @@ def test_a_full_queue_says_when_to_come_back(pair: Path) -> None:
             client.completions.create(model=MODEL, prompt="a")
         stream.close()
         cell.freed()
+        assert cell.cancelled == 1
         answer = client.completions.create(model=MODEL, prompt="a", max_tokens=4, extra_body=extra)
         assert answer.usage.completion_tokens == 4
 
@@ -490,6 +492,7 @@ def test_tenants_are_told_apart_by_their_keys(pair: Path, tmp_path: Path) -> Non
                 assert (answer.status_code, answer.headers["x-request-id"]) == (200, "one")
                 assert re.fullmatch(r"cmpl-one-[0-9a-f]{8}", answer.json()["id"])
         cell.freed()
+        assert cell.cancelled == 1
 
 
 @pytest.mark.parametrize(("given", "tokens"), [({}, 5), ({"max_tokens": 7}, 7), ({"max_completion_tokens": 2}, 2)])

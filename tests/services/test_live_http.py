@@ -99,9 +99,11 @@ def test_the_oldest_turns_are_left_out_where_the_context_is_full(cell: HttpCell,
 
 
 def test_leaving_frees_the_sequence_at_once(cell: HttpCell, http: httpx.Client) -> None:
+    before = cell.cancelled
     with http.stream("POST", "/live/generate", json={"messages": said(PROMPT), "max_tokens": 1024}) as response:
         assert next(events(response))["type"] == "begin"
     cell.freed()
+    assert cell.cancelled == before + 1
     wait_until(lambda: not cell.coordinator.membership.explain.watched)
 
 

@@ -116,7 +116,7 @@ async def test_through_a_front_end_it_is_the_same(site: Site) -> None:
         workers.frontend(coordinator=site.serving.endpoint) as front,
         AsyncClient(front.endpoint) as client,
     ):
-        calm, _ = await read(site, client, go_at=0, temperature=0.0, n=2)
-        hurt, resumed = await read(site, client, go_at=20, resume_s=20.0, temperature=0.0, n=2)
+        calm, _ = await read(site, client, go_at=0, temperature=0.0, n=2, logprobs=2)
+        hurt, resumed = await read(site, client, go_at=20, resume_s=20.0, temperature=0.0, n=2, logprobs=2)
         assert hurt == calm
         assert resumed >= 1

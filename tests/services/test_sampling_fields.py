@@ -134,3 +134,5 @@ async def test_aborting_or_leaving_a_request_frees_all_its_answers(cell: Running
     stream.close()
     admission = cell.coordinator.admission
     await until(lambda: not admission.running and admission.find("mine") is None)
+    assert cell.coordinator.metrics.value("requests_total", outcome="abort") == 3
+    assert cell.coordinator.metrics.value("requests_total", outcome="cancelled") == 3
