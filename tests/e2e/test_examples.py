@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.json_format import MessageToDict, ParseDict
@@ -80,7 +81,15 @@ def test_many_are_asked_at_once_and_one_is_given_up(home: Path) -> None:
     assert re.search(r"gave one up after \d+ tokens", said)
 
 
+def ended(cell: ProcessCell, outcome: str) -> float:
+    """Answers so far that ended so."""
+    text = httpx.get(f"{cell.http}/metrics").raise_for_status().text
+    found = re.search(rf'^dspark_requests_total{{[^}}]*outcome="{outcome}"[^}}]*}} (.+)$', text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
 def test_every_way_to_cancel_frees_what_was_held(cell: ProcessCell, home: Path) -> None:
+    before = {outcome: ended(cell, outcome) for outcome in ("cancelled", "expired", "abort")}
     said = run("cancel.py")
     assert "left the loop" in said
     assert "left the block" in said
@@ -89,6 +98,11 @@ def test_every_way_to_cancel_frees_what_was_held(cell: ProcessCell, home: Path) 
     assert "finish reason: abort" in said
     with cell.client() as client:
         wait_until(lambda: not any(process.sequences for process in client.status().processes))
+    assert {outcome: ended(cell, outcome) - count for outcome, count in before.items()} == {
+        "cancelled": 2,
+        "expired": 1,
+        "abort": 1,
+    }
 
 
 def test_an_answer_goes_on_behind_a_lost_coordinator(cell: ProcessCell, home: Path) -> None:
