@@ -64,8 +64,11 @@ class SecuredCell(FaultCell):
         return self
 
     def listeners(self) -> list[Listener]:
-        """Of all processes of the cell."""
-        return [one for name, child in self.children.items() for one in listeners(name, child.pid)]
+        """Of all processes of the cell. RuntimeError: one of them listens nowhere, as when it has ended."""
+        found = [one for name, child in self.children.items() for one in listeners(name, child.pid)]
+        if silent := self.children.keys() - {one.process for one in found}:
+            raise RuntimeError(f"{', '.join(sorted(silent))} listens nowhere")
+        return found
 
 
 def listeners(name: str, pid: int) -> list[Listener]:

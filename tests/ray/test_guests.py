@@ -16,6 +16,7 @@ import pytest
 from deploy.head import start_head, stop_head
 from deploy.process_tags import new_cell_id
 from deploy.ray_environment import is_guarded
+from dspark.client import find_cell
 from dspark.client.cell import is_alive
 from tests.commands import DSPARK, LIMIT_S, SYNTHETIC, dspark, run
 from tests.waiting import wait_until
@@ -66,12 +67,15 @@ def test_a_pool_that_no_node_can_hold_is_refused_by_what_is_missing(host: dict[s
     assert "no cluster is running here" in guest.refused("status"), "nothing is left behind"
 
 
-def test_a_cell_without_models_serves_a_load(host: dict[str, str], tmp_path: Path) -> None:
+def test_a_cell_without_models_serves_a_load(
+    host: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSPARK_HOME", str(tmp_path))
     guest = Guest(host, tmp_path)
     front = guest.run(*UP, "--frontends", "1").strip()
     try:
         told = guest.processes()
-        assert front == told["frontend/0"]["endpoint"]
+        assert front == told["frontend/0"]["endpoint"] == find_cell().for_clients
         for where in ((), ("--endpoint", told["coordinator/0"]["endpoint"])):  # by themselves clients ask the front end
             (point,) = json.loads(guest.run("bench", "--json", *where, *LOAD))["points"]
             assert (point["answers"], point["errors"]) == (4, {})
