@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 
-from dspark.model.context import Projection
 from verify_service.feature_store import OWED, ROW_DTYPE, FeatureStore
 
 TAPS, WIDTH, SLOTS = 6, 2, 4 * OWED
 
 
-class Sums(Projection):
+class Sums:
     """A row is the sums of two halves of its taps; counts what it is asked for."""
 
+    width = WIDTH
+
     def __init__(self) -> None:
-        super().__init__(feature_size=TAPS, width=WIDTH, target_layer_ids=(0,))
         self.asked: list[int] = []
 
     def project(self, features: Tensor) -> Tensor:
@@ -98,6 +100,6 @@ def test_taps_may_be_overwritten_once_they_are_owed(store: FeatureStore) -> None
 
 
 def test_rows_without_a_width_are_kept_too() -> None:
-    store = FeatureStore(8, Projection(feature_size=0, width=0, target_layer_ids=()))
+    store = FeatureStore(8, SimpleNamespace(width=0))
     store.put_later([2, 3], None)
     assert store.get([2, 3]).shape == (2, 0)
