@@ -28,13 +28,31 @@ FLAT = FILES / "flat.yaml"
 POOL_TOKENS = 1 << 21  # token slots of a synthetic worker: never what a measurement waits for
 
 
+class AnywhereCell(ProcessCell):
+    """On any processor."""
+
+    placed = False
+
+
+class Workers(AnywhereCell):
+    """Nobody leads them but the benchmark."""
+
+    led = False
+
+
 def workers(
-    file: Path = FLAT, *, room: int, tokens_each: int = 1 << 15, target: str | Path = "", **more: Any
+    file: Path = FLAT,
+    *,
+    room: int,
+    tokens_each: int = 1 << 15,
+    target: str | Path = "",
+    kind: type[ProcessCell] = Workers,
+    **more: Any,
 ) -> ProcessCell:
-    """Synthetic workers as processes, on any processor. room: sequences that each can hold, of so many tokens."""
+    """Synthetic workers as processes. room: sequences that each can hold, of so many tokens."""
     synthetic = {"engine": "synthetic", "synthetic": file, "max_sequences": room}
     verify, draft = {"kv_tokens": room * tokens_each}, {"context_tokens": room * tokens_each}
-    return ProcessCell(target, "", verify=synthetic | verify, draft=synthetic | draft, placed=False, **more)
+    return kind(target, "", verify=synthetic | verify, draft=synthetic | draft, **more)
 
 
 def cell(file: Path, *, verifiers: int = 1, drafters: int = 1) -> ProcessCell:

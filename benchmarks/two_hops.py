@@ -97,7 +97,7 @@ def measure(setting: RoundSetting, repeats: int, seconds: float) -> Measured:
     two, bare, steps, rows = list[float](), list[float](), list[float](), list[float]()
     with tempfile.TemporaryDirectory() as folder:
         pair = _pair(Path(folder), setting)
-        with real_cell.workers(pair, room=2 * setting.sequences, led=False) as workers:
+        with real_cell.workers(pair, room=2 * setting.sequences) as workers:
             for _ in range(repeats):
                 rounds_s, step_s, each = asyncio.run(_two_hops(workers, setting, seconds))
                 two += rounds_s

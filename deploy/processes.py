@@ -54,9 +54,11 @@ class ProcessCell:
     """A coordinator, verifiers and drafters as children of this process; a context manager that leaves nothing behind.
 
     flags: of each role, as written in its configuration, e.g. `draft={"q_entries": 16}`. programs: by role, a module
-    and its words that stand for the command itself. led: whether there is a coordinator; workers alone otherwise.
-    placed: whether processes are kept to processors as those of a cluster are.
+    and its words that stand for the command itself.
     """
+
+    led = True  # by a coordinator; else workers alone
+    placed = True  # on processors, as those of a cluster are
 
     def __init__(
         self,
@@ -66,8 +68,6 @@ class ProcessCell:
         verifiers: int = 1,
         drafters: int = 1,
         programs: Mapping[str, Sequence[str]] | None = None,
-        led: bool = True,
-        placed: bool = True,
         folder: Path | None = None,
         **flags: Flags | None,
     ) -> None:
@@ -78,8 +78,7 @@ class ProcessCell:
         self._flags: dict[str, Flags] = {role: flags.get(role) or {} for role in ROLES}
         self._programs = programs or {}
         several = any(str(self._said(role, "threads") or 1) != "1" for role in self._counts)
-        self._homes = homes(usable(), 2 if several else 1) if placed else {}
-        self._led = led
+        self._homes = homes(usable(), 2 if several else 1) if self.placed else {}
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="dspark-cell-")
         self.folder = folder or Path(self._temporary.name if self._temporary else "")
         self.children: dict[str, Child] = {}
@@ -112,7 +111,7 @@ class ProcessCell:
                     begun.append(self._begin(role, index, {**self._models, **self._flags[role]}))
             for child in begun:
                 self._await_ready(child)
-            if self._led:
+            if self.led:
                 workers = {role: ",".join(self.endpoints(role)) for role in self._counts}
                 given = {"target": self._models["target"], **workers, **self._flags["coordinator"]}
                 self._await_ready(self._begin("coordinator", 0, given))

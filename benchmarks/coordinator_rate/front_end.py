@@ -62,7 +62,8 @@ def rows(*, quick: bool, streams: int, held: int) -> Iterator[Row]:
 def _cell(pair: Path, room: int) -> Iterator[ProcessCell]:
     """Workers, a coordinator and two front ends, one of which lets clients wait."""
     served = {"max_running": room, "max_queued": room, "max_prefills": 256, "request_deadline_s": 1200}
-    with real_cell.workers(pair, room=2 * room, tokens_each=TOKENS_EACH, target=TARGET, coordinator=served) as cell:
+    own: dict[str, Any] = {"kind": real_cell.AnywhereCell, "target": TARGET, "coordinator": served}
+    with real_cell.workers(pair, room=2 * room, tokens_each=TOKENS_EACH, **own) as cell:
         cell.add_front_end(request_deadline_s=1200, max_streams=2 * room)
         cell.add_front_end(chunk_interval_ms=INTERVAL_MS)
         yield cell

@@ -50,7 +50,7 @@ def row(*, quick: bool, sequences: int, policy: str, profile: Path | None) -> Ro
     windows, seconds = (3, 1.5) if quick else (7, 3.0)
     value: dict[str, object] = {"sequences": sequences}
     rate: dict[str, int] = {}
-    with real_cell.workers(room=2 * sequences, led=False) as workers:
+    with real_cell.workers(room=2 * sequences) as workers:
         for each in (policy, "off"):
             to = profile if each != "off" else None
             rates, per_round = asyncio.run(_measure(workers, each, sequences, windows, seconds, to))

@@ -55,7 +55,7 @@ def test_an_open_loop(cell: ProcessCell, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_what_cannot_be_asked_is_said_by_name(cell: ProcessCell, capsys: pytest.CaptureFixture[str]) -> None:
     for words, name in (
-        (["--input-len", "8", "--output-len", "100000"], "max_tokens"),
+        (["--input-len", "8", "--output-len", "100000"], "input-len"),
         (["--input-len", "8", "--output-len", "0"], "output-len"),
         (["--domains", "poems"], "domains"),
         ([], "input-len"),  # text is no use to a target without a tokenizer
