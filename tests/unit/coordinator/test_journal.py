@@ -134,7 +134,8 @@ def test_the_highest_epoch_that_began_and_what_ended_outlive_every_process(
     first.committed(entry, CommittedTokens((3,), None, 0))
     first.begins(entry, 1, 1)
     first.committed(entry, CommittedTokens((4,), End(Reason.STOP, token_id=4), 1))
-    first.begins(entry, 2, 4)  # and nothing was committed under it
+    for epoch in (4, 3):  # and nothing was committed under them
+        first.begins(entry, 2, epoch)
     for number in range(100):
         clock.now += 1.0
         noise = first.open(request(f"noise {number}"))
