@@ -44,6 +44,13 @@ def test_draws_are_keyed_by_the_request_and_the_anchor(engine: DraftEngine) -> N
     assert other.q.arrays()[0][0].tolist() == first.q.arrays()[0][0].tolist(), "slot 1 has the same distribution"
 
 
+@pytest.mark.parametrize("entries", [1, 5])
+def test_entries_of_a_distribution_follow_the_configuration_while_it_runs(engine: DraftEngine, entries: int) -> None:
+    engine.config = replace(engine.config, q_entries=entries)  # as ablations do
+    (block,) = engine.draft([item(fill(engine, 1, 20), SamplingParams(temperature=3.0, seed=11))])
+    assert {len(ids) for ids in block.q.arrays()[0]} == {entries}
+
+
 def test_only_the_slots_that_are_asked_for_are_computed(engine: DraftEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     cursor, computed = fill(engine, 1, 30), list[int]()
     propose = engine.drafter.propose
