@@ -12,7 +12,7 @@ from deploy.autoscale import AutoscaleConfig
 from deploy.config import NO_DRAFTER, TLS_FILES, ClusterConfig
 from deploy.head import free_ports
 from deploy.service_registry import load_settings
-from deploy.topology import ProcessRole, Topology, desired, homes
+from deploy.topology import ProcessRole, Topology, desired, homes, threads_of
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.config import load_config
@@ -96,9 +96,12 @@ def plan_topology(
     _check_words("coordinator", plan["policy"], plan["rule"])
     for own in settings.values():  # one name on every process's metrics
         own["served_model"] = own["served_model"] or settings[ProcessRole.COORDINATOR]["served_model"]
+    if config.address is not None:  # who joins a cluster does not know what its machines have
+        return desired(config, settings, None)
+    for role, count in ((ProcessRole.VERIFY, config.verifiers), (ProcessRole.DRAFT, config.drafters)):
+        settings[role]["threads"] = threads_of(role, settings[role], count)
     threads = max(settings[role]["threads"] for role in (ProcessRole.VERIFY, ProcessRole.DRAFT))
-    # Who joins a cluster does not know what its machines have.
-    return desired(config, settings, homes(usable(), threads) if config.address is None else None)
+    return desired(config, settings, homes(usable(), threads))
 
 
 def within(config: ClusterConfig, autoscale: AutoscaleConfig) -> ClusterConfig:

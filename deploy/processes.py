@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from deploy.head import free_ports
-from deploy.topology import homes
+from deploy.topology import ProcessRole, homes, threads_of
 from dspark.client import Client
 from dspark.errors import Unavailable
 from dspark.runtime.identity import read_token
@@ -77,8 +77,13 @@ class ProcessCell:
             raise ValueError(f"{min(unknown)} is none of the roles {', '.join(ROLES)}")
         self._flags: dict[str, Flags] = {role: flags.get(role) or {} for role in ROLES}
         self._programs = programs or {}
-        several = any(str(self._said(role, "threads") or 1) != "1" for role in self._counts)
-        self._homes = homes(usable(), 2 if several else 1) if self.placed else {}
+        self._threads = {
+            role: threads_of(
+                ProcessRole(role), {key: self._said(role, key) for key in ("engine", "threads", "cpus")}, count
+            )
+            for role, count in self._counts.items()
+        }
+        self._homes = homes(usable(), max(self._threads.values())) if self.placed else {}
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="dspark-cell-")
         self.folder = folder or Path(self._temporary.name if self._temporary else "")
         self.children: dict[str, Child] = {}
@@ -167,8 +172,8 @@ class ProcessCell:
     def _begin(self, role: str, index: int, flags: Flags) -> Child:
         words = [_option(key, value) for key, value in flags.items() if value not in (None, "")]
         name = f"{role}/{index}"
-        if (cpus := self._homes.get(name)) and not self._said(role, "cpus"):
-            words.append(_option("cpus", cpus))
+        given = {"cpus": self._homes.get(name), "threads": self._threads.get(role)}
+        words += [_option(key, value) for key, value in given.items() if value and not self._said(role, key)]
         program = self._programs.get(role, ("dspark.cli.main",))
         start = [sys.executable, "-m", *program, "serve", role, f"--name={name}", "--ready-json"]
         start.append(f"--parent-pid={os.getpid()}")

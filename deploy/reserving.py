@@ -138,7 +138,7 @@ def _memory(
 
 
 def _threads(settings: Mapping[str, Any]) -> float:
-    return float(settings.get("threads", 1))
+    return float(settings.get("threads") or 1)
 
 
 def _total(nodes: Iterable[Node], kind: str) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 from deploy.config import MOST, NO_DRAFTER, ClusterConfig
 from dspark.errors import ConfigError
+from dspark.runtime.process import parse_cpus, threads_for
 
 PROCESSORS = 2
 
@@ -141,6 +142,17 @@ def _at_home(replica: Replica, cpus: str | None) -> Replica:
     if cpus is None or replica.settings.get("cpus"):
         return replica
     return replace(replica, settings={**replica.settings, "cpus": cpus})
+
+
+def threads_of(role: ProcessRole, settings: Mapping[str, Any], alike: int) -> int:
+    """What one of `alike` workers on a machine computes with, by its settings."""
+    if settings.get("engine") == "synthetic":  # it only waits
+        return 1
+    cpus = settings.get("cpus")
+    processors = len(parse_cpus(cpus, f"{role}.cpus")) if cpus else 0
+    return int(settings.get("threads") or 0) or threads_for(
+        verifies=role is ProcessRole.VERIFY, alike=alike, processors=processors
+    )
 
 
 def homes(usable: Sequence[int], threads: int = 1) -> Mapping[str, str]:

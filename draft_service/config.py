@@ -20,7 +20,7 @@ class DraftConfig(ListenConfig):
     target_revision: str | None = setting(None, "Hub revision of the target.")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
     dtype: str = setting("auto", "auto, float32, bfloat16 or float16.", one_of=DTYPES)
-    threads: int = setting(1, "Torch threads of the device thread.", least=1, most=1024)
+    threads: int = setting(0, "Torch threads of passes; 0: by the processors there are.", least=0, most=1024)
     context_tokens: int = setting(65536, "Context rows of the pool.", least=1)
     page_size: int = setting(16, "Context rows of one page.", least=1, most=4096)
     context_length: int | None = setting(

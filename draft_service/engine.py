@@ -25,6 +25,7 @@ from dspark.model.checkpoint import fingerprint, load_drafter
 from dspark.model.family import Drafter, Proposal
 from dspark.model.location import locate
 from dspark.model.placement import pick_device, pick_dtype
+from dspark.runtime.process import threads_for
 from dspark.types import NO_Q, Block, Cursor, EmptyReason, Refusal, Rule, SparseQ
 from dspark.wire import tensors
 from dspark.wire.v1 import types_pb2
@@ -52,7 +53,7 @@ class DraftEngine(DraftEngineCore):
     @staticmethod
     def load(config: DraftConfig) -> DraftEngine:
         """Loads the weights; call it on the thread that will own the device."""
-        torch.set_num_threads(config.threads)
+        torch.set_num_threads(config.threads or threads_for(verifies=False))
         device = pick_device(config.device, key="draft.device")
         dtype = pick_dtype(config.dtype, device, key="draft.dtype")
         folder = locate(config.drafter, revision=config.drafter_revision)

@@ -24,7 +24,7 @@ class VerifyConfig(ListenConfig):
     drafter_revision: str | None = setting(None, "Hub revision of the drafter.")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
     dtype: str = setting("auto", "auto, float32, bfloat16 or float16.", one_of=DTYPES)
-    threads: int = setting(1, "Torch threads of the device thread.", least=1, most=1024)
+    threads: int = setting(0, "Torch threads of passes; 0: by the processors there are.", least=0, most=1024)
     kv_tokens: int = setting(
         0, f"Token slots of the KV pool; 0: what gpu_memory_utilization leaves, on a processor {KV_TOKENS}.", least=0
     )

@@ -21,6 +21,7 @@ from dspark.model.location import locate
 from dspark.model.pairing import mismatch
 from dspark.model.placement import card_memory, free_bytes, pick_device, pick_dtype, slot_bytes
 from dspark.model.target import TargetTaps, cache_layers, decoder_layers
+from dspark.runtime.process import threads_for
 from verify_service import kernels, reach, rotation, self_test
 from verify_service.config import KV_TOKENS, VerifyConfig
 from verify_service.model_runner import ModelRunner, Runner
@@ -43,7 +44,7 @@ class VerifierParts(NamedTuple):
 
 def load_parts(config: VerifyConfig) -> VerifierParts:
     """Everything on the device; call it on the thread that will own it."""
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.threads or threads_for(verifies=True))
     device = pick_device(config.device, key="verify.device")
     dtype = pick_dtype(config.dtype, device, key="verify.dtype")
     target = load_target(config.target, dtype=dtype, device=device, revision=config.target_revision)

@@ -18,7 +18,10 @@ from dspark.errors import ConfigError
 
 log = structlog.get_logger("dspark.process")
 MOST_PROCESSORS = 4096  # no machine has a processor of a higher number
+SPINS = 50_000  # some tenths of a millisecond
+MOST_THREADS = 16  # products of a pass hardly gain by more
 TASKS = Path("/proc/self/task")
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor time, and of the period they are for
 LOOK_S = 0.5  # between looks at who the parent is
 GRACE_S = 20.0  # for an orderly end after SIGTERM
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
@@ -89,21 +92,53 @@ def keep_freed_memory() -> None:
         mallopt(_TRIM_THRESHOLD, 64 << 20)
 
 
+def wait_briefly() -> None:
+    """Before torch is loaded: threads of OpenMP that wait for their next product spin for some milliseconds, which in a
+    lane are those of the drafter, or of the verifier, whose turn it is. Within a pass they wait for less than this."""
+    os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
+
+
 def usable() -> tuple[int, ...]:
     """Numbers of the processors this process may run on, ascending; empty where the platform does not tell."""
     return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
 
 
-def parse_cpus(text: str) -> frozenset[int]:
-    """What `0-3,8` names. Raises ValueError."""
+def threads_for(*, verifies: bool, alike: int = 1, processors: int = 0) -> int:
+    """Threads that one of `alike` workers of a machine computes with where nobody says: what OMP_NUM_THREADS says, or
+    its part of the processors (0: those that this process may use).
+
+    A quarter of them drafts, the others verify. Of two, both verify and one drafts as well: in a lane the two work by
+    turns, and the larger model gains more (ADR 31).
+    """
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if said.isdecimal() and int(said):
+        return int(said)
+    processors = processors or _processors()
+    draft = max(processors // 4, 1)
+    part = max(processors - draft, min(processors, 2)) if verifies else draft
+    return min(max(part // max(alike, 1), 1), MOST_THREADS)
+
+
+def _processors() -> int:
+    """How many this process may use: a container's quota allows less time than there are processors."""
+    count = len(usable()) or os.cpu_count() or 1
+    try:
+        quota, _, period = CPU_QUOTA.read_text(encoding="ascii").partition(" ")
+        return max(min(count, int(quota) // int(period)), 1)
+    except (OSError, ValueError):  # not Linux, an older kind of control groups, or "max": no quota
+        return count
+
+
+def parse_cpus(text: str, key: str) -> frozenset[int]:
+    """What `0-3,8` names. Raises ConfigError that names `key` for a text that is no list."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not (first.isdecimal() and (last.isdecimal() if dash else not last)):
-            raise ValueError(f"{text!r} is not a list of processors like 0-3,8")
+            raise ConfigError(f"{key}: {text!r} is not a list of processors like 0-3,8")
         least, most = int(first), int(last or first)
         if not least <= most < MOST_PROCESSORS:
-            raise ValueError(f"{part.strip()!r} is not a range of processors below {MOST_PROCESSORS}")
+            raise ConfigError(f"{key}: {part.strip()!r} is not a range of processors below {MOST_PROCESSORS}")
         found.update(range(least, most + 1))
     return frozenset(found)
 
@@ -116,11 +151,7 @@ def keep_to(text: str, key: str) -> None:
     """
     if not text:
         return
-    may = usable()
-    try:
-        wanted = parse_cpus(text)
-    except ValueError as error:
-        raise ConfigError(f"{key}: {error}") from None
+    may, wanted = usable(), parse_cpus(text, key)
     if not may:
         raise ConfigError(f"{key}: this platform cannot keep a process to processors")
     if missing := sorted(wanted.difference(may)):

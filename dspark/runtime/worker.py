@@ -18,7 +18,7 @@ from dspark.errors import ConfigError, Overloaded, Unavailable
 from dspark.pages import Held
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
-from dspark.runtime.process import keep_freed_memory
+from dspark.runtime.process import keep_freed_memory, wait_briefly
 from dspark.runtime.security import Security
 from dspark.runtime.setting import check_settings
 from dspark.runtime.shell import Servicer, Shell, ShellProcess
@@ -219,6 +219,7 @@ async def start_worker(
     """Serves what `load` gives, which runs on the thread that computes: it may take minutes. passes: whether that is
     another one than the device's."""
     keep_freed_memory()
+    wait_briefly()
     shell = Shell(role, config, lambda: model or config.engine)
     device = DeviceWorker(name)
     computes = DeviceWorker(f"{name}-passes") if passes else None

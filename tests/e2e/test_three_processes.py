@@ -13,7 +13,7 @@ from faults.oracle import plain_greedy
 from deploy.processes import ProcessCell
 from dspark.client import Completion
 from dspark.errors import Unavailable
-from dspark.runtime.process import usable
+from dspark.runtime.process import SPINS, usable
 from tests.commands import dspark
 
 PROMPTS = [[5, 9, 17, 33], [2], list(range(2, 90)), [100, 3, 100, 3, 100, 3, 64]]
@@ -23,8 +23,10 @@ TOKENS = 48
 
 @pytest.fixture(scope="module")
 def cell(golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCell]:
-    with ProcessCell(golden_target, golden_drafter, folder=tmp_path_factory.mktemp("cell")) as cell:
-        yield cell
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_DISPLAY_ENV", "VERBOSE")  # into the logs
+        with ProcessCell(golden_target, golden_drafter, folder=tmp_path_factory.mktemp("cell")) as cell:
+            yield cell
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,11 @@ def test_of_two_processors_the_workers_of_a_lane_share_one_and_of_more_nobody_is
     workers, coordinator = ({every[0]}, {every[1]}) if len(every) == 2 else (set(every), set(every))
     wanted = {"verify/0": workers, "draft/0": workers, "coordinator/0": coordinator}
     assert {name: os.sched_getaffinity(child.pid) for name, child in cell.children.items()} == wanted
+
+
+@pytest.mark.parametrize("name", ["verify/0", "draft/0"])
+def test_who_waits_for_a_product_spins_briefly(cell: ProcessCell, name: str) -> None:
+    assert f"GOMP_SPINCOUNT = '{SPINS}'" in cell.children[name].log.read_text()
 
 
 def test_greedy_answers_under_every_policy_at_the_same_time_equal_the_target_alone(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from dspark.errors import ConfigError
-from dspark.runtime.process import keep_to, parse_cpus, usable
+from dspark.runtime.process import keep_to, parse_cpus, threads_for, usable
 
 linux = pytest.mark.skipif(not usable(), reason="the platform tells nothing of processors")
 
@@ -18,7 +19,7 @@ linux = pytest.mark.skipif(not usable(), reason="the platform tells nothing of p
     ("text", "found"), [("0", {0}), ("0,2", {0, 2}), ("0-3", {0, 1, 2, 3}), (" 1 , 4-5", {1, 4, 5}), ("7-7", {7})]
 )
 def test_lists_name_processors(text: str, found: set[int]) -> None:
-    assert parse_cpus(text) == found
+    assert parse_cpus(text, "verify.cpus") == found
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "1-", "0,,1", "3-1", "0-99999999999", "1.5", "²", "0x1", ","])
@@ -60,3 +61,32 @@ def test_a_platform_that_knows_no_such_thing_says_so(monkeypatch: pytest.MonkeyP
     keep_to("", "verify.cpus")
     with pytest.raises(ConfigError, match=r"verify\.cpus: this platform"):
         keep_to("0", "verify.cpus")
+
+
+@pytest.mark.parametrize(
+    ("processors", "alike", "verify", "draft"),
+    [(1, 1, 1, 1), (2, 1, 2, 1), (2, 2, 1, 1), (4, 1, 3, 1), (8, 1, 6, 2), (16, 3, 4, 1), (96, 1, 16, 16)],
+)
+def test_the_processors_are_divided_among_the_workers_of_a_lane(
+    monkeypatch: pytest.MonkeyPatch, processors: int, alike: int, verify: int, draft: int
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("dspark.runtime.process.usable", lambda: tuple(range(processors)))
+    monkeypatch.setattr("dspark.runtime.process.CPU_QUOTA", Path("none"))
+    for verifies, threads in ((True, verify), (False, draft)):
+        assert threads_for(verifies=verifies, alike=alike) == threads
+        assert threads_for(verifies=verifies, alike=alike, processors=1) == 1
+        monkeypatch.setenv("OMP_NUM_THREADS", "5")
+        assert threads_for(verifies=verifies, alike=alike) == 5  # whoever says so has divided already
+        monkeypatch.delenv("OMP_NUM_THREADS")
+
+
+@pytest.mark.parametrize(("quota", "threads"), [("max 100000", 6), ("400000 100000", 3), ("50000 100000", 1), ("", 6)])
+def test_a_container_has_what_its_quota_allows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str, threads: int
+) -> None:
+    (tmp_path / "cpu.max").write_text(quota)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("dspark.runtime.process.usable", lambda: tuple(range(8)))
+    monkeypatch.setattr("dspark.runtime.process.CPU_QUOTA", tmp_path / "cpu.max")
+    assert threads_for(verifies=True) == threads
