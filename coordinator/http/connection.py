@@ -8,57 +8,11 @@ that has been quiet longest makes room for a new one.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-FIRST_S, NEXT_S = 0.5, 0.1  # until an answer that takes longer is found to have a reader, and between looks
-INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-class HalfClosed:
-    """One such connection, looked after until `stop`.
-
-    interim: whether an interim response may be sent now. gone: called once when nobody is there.
-    """
-
-    def __init__(self, transport: asyncio.Transport, interim: Callable[[], bool], gone: Callable[[], None]) -> None:
-        self._transport, self._interim, self._gone = transport, interim, gone
-        self._loop, self._asked = asyncio.get_running_loop(), False
-        self._timer = self._loop.call_later(FIRST_S, self._look)
-
-    def stop(self) -> None:
-        self._timer.cancel()
-
-    def _look(self) -> None:
-        if self._transport.is_closing():
-            return
-        if not _is_open(self._transport.get_extra_info("socket")):
-            self._gone()
-            return
-        if not self._asked and self._interim():
-            self._transport.write(INTERIM)
-        self._asked = True
-        self._timer = self._loop.call_later(NEXT_S, self._look)
-
-
-def _is_open(connection: Any) -> bool:
-    """Whether the other side has not refused what it was sent."""
-    try:
-        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            return False
-        if hasattr(socket, "TCP_INFO"):  # its first byte is the state
-            return bool(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _CLOSED)
-    except OSError:
-        return False
-    return True
-
-
-_CLOSED = 7  # TCP_CLOSE
-
 
 AHEAD = 8  # requests of one connection that wait behind one that is being answered
 HEAD_S = 10.0  # from a connection's beginning, or a request's first byte, to the end of its head
@@ -95,7 +49,6 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._quiet = quiet
         self._head: asyncio.TimerHandle | None = None
-        self._half_closed: HalfClosed | None = None
         self._running: Any = None  # the request that is being answered; `cycle` is the last that came
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -122,28 +75,13 @@ class Connection(HttpToolsProtocol):
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
-    def eof_received(self) -> bool | None:  # type: ignore[override]
-        """The client sends nothing more. It still gets the answer to a request that is whole."""
-        if self._idle or self.cycle.more_body or self.transport.get_extra_info("ssl_object") is not None:
-            return None  # which closes the connection
-        self._half_closed = HalfClosed(self.transport, self._may_interim, self.transport.abort)
-        return True
-
-    def _may_interim(self) -> bool:
-        running = self._running
-        return running.scope["http_version"] == "1.1" and not running.response_started
-
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._half_closed is not None and self._idle and not self.transport.is_closing():
-            self.transport.close()
         if self._idle and not self.transport.is_closing():
             self._quiet.add(self, len(self.connections))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_came()
-        if self._half_closed is not None:
-            self._half_closed.stop()
         self._quiet.remove(self)
         self.cycle = self._running  # which the library tells of it
         super().connection_lost(exc)

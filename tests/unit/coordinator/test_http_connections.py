@@ -141,71 +141,15 @@ async def test_a_request_that_runs_is_no_quiet_connection(
     writer.close()
 
 
-@pytest.mark.parametrize("slow", [False, True])
-async def test_a_client_that_closes_its_half_gets_its_answer(
-    address: tuple[str, int], application: Application, monkeypatch: pytest.MonkeyPatch, slow: bool
-) -> None:
-    monkeypatch.setattr(connection_module, "FIRST_S", 0.01 if slow else 60.0)
-    reader, writer = await _ask(address, b"/held")
-    await until(lambda: application.running == 1)
-    writer.write_eof()
-    if slow:  # an interim response, as every client skips them
-        assert await reader.readuntil(b"\r\n\r\n") == connection_module.INTERIM
-    application.held.set()
-    status, _, body = await _head(reader)
-    assert (status, body) == (200, b"fine")
-    assert await reader.read() == b"", "it can ask nothing more"
-    writer.close()
-
-
-async def test_a_stream_goes_on_to_a_client_that_closed_its_half(
-    address: tuple[str, int], application: Application
-) -> None:
-    reader, writer = await _ask(address, b"/stream")
-    writer.write_eof()
-    for _ in range(20):
-        assert b"data: " in await reader.readuntil(b"\n\n")
-    assert not application.said
-    writer.close()
-    await until(lambda: "gone" in application.said)
-
-
-async def test_a_client_that_closes_both_halves_has_left(
-    server: HttpServer, address: tuple[str, int], application: Application
+@pytest.mark.parametrize("half", [False, True])
+async def test_a_client_that_closes_has_left(
+    server: HttpServer, address: tuple[str, int], application: Application, half: bool
 ) -> None:
     _, writer = await _ask(address, b"/gone")
     await until(lambda: application.running == 1)
-    writer.close()
+    writer.write_eof() if half else writer.close()
     await until(lambda: not (application.running or server.connections))
-
-
-@pytest.mark.parametrize("first", [b"/", b"/held"])
-async def test_all_that_was_asked_before_a_half_closed_is_answered(
-    address: tuple[str, int], application: Application, first: bytes
-) -> None:
-    reader, writer = await asyncio.open_connection(*address)
-    writer.write(GET % first + GET % b"/" + GET % b"/")
-    writer.write_eof()
-    application.held.set()
-    async with asyncio.timeout(20):
-        assert (await reader.read()).count(b"fine") == 3
     writer.close()
-
-
-async def test_nothing_is_said_in_the_middle_of_an_answer_that_others_wait_behind(
-    address: tuple[str, int], application: Application, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection_module, "FIRST_S", 0.01)
-    application.unread_s = 60.0  # a busy machine may read slowly, too
-    reader, writer = await asyncio.open_connection(*address)
-    writer.write(GET % b"/stream" + GET % b"/")
-    writer.write_eof()
-    came = b""
-    for _ in range(2000):
-        came += await reader.readuntil(b"\n\n")
-    assert connection_module.INTERIM not in came
-    writer.close()
-    await until(lambda: "gone" in application.said)
 
 
 async def test_who_leaves_with_more_asked_than_is_answered_has_left(
