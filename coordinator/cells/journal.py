@@ -31,7 +31,6 @@ log = structlog.get_logger("dspark.journal")
 
 MAX_KEPT = 4096  # requests that nobody runs; the oldest goes first
 KEPT_SHARE = 0.5  # of a segment, for the tokens of those: the rest of it is for what is committed
-RECORD_TOKENS = 1 << 16  # of one record: with all log-probabilities that may be asked for, a quarter of what one holds
 
 
 @dataclass(slots=True)
@@ -152,8 +151,7 @@ class Journal:
             return
         batch.unix_s = self._now()
         try:
-            for record in _records(batch, commits):
-                self._file.append(record)
+            self._file.append(_record(batch, commits))
             if self._file.full:
                 self._expire()
                 self._file.begin([*self._snapshot()])
@@ -184,11 +182,11 @@ class Journal:
             count, size = count - 1, size - entry.size
 
     def _snapshot(self) -> Iterator[bytes]:
-        """Everything that may still be resumed, records of a request each."""
+        """Everything that may still be resumed, a record for each request."""
         for entry in self._entries.values():
             when = self._now() if entry.running else entry.touched
             batch = journal_pb2.JournalBatch(unix_s=when, requests=[_request(entry)], ends=_ends(entry))
-            yield from _records(batch, [*_commits(entry)])
+            yield _record(batch, [*_commits(entry)])
 
     def _read(self, file: JournalFile) -> None:
         numbers: dict[int, Entry] = {}
@@ -238,13 +236,10 @@ def _request(entry: Entry) -> journal_pb2.JournalRequest:
 
 
 def _commits(entry: Entry) -> Iterator[_Commit]:
-    """All that was said so far, each answer in as few pieces as records allow."""
+    """All that was said so far, a piece of each answer."""
     for index, said in enumerate(entry.answers):
-        if said.epoch and not said.tokens:
-            yield _Commit(entry.number, index, said.epoch, (), ())
-        for start in range(0, len(said.tokens), RECORD_TOKENS):
-            part = slice(start, start + RECORD_TOKENS)
-            yield _Commit(entry.number, index, said.epoch, tuple(said.tokens[part]), tuple(said.logprobs[part]))
+        if said.epoch or said.tokens:
+            yield _Commit(entry.number, index, said.epoch, tuple(said.tokens), tuple(said.logprobs))
 
 
 def _size(entry: Entry) -> int:
@@ -252,30 +247,8 @@ def _size(entry: Entry) -> int:
     return sum(3 * len(said.tokens) + sum(8 + 8 * len(one.top_ids) for one in said.logprobs) for said in entry.answers)
 
 
-def _records(batch: journal_pb2.JournalBatch, commits: Sequence[_Commit]) -> Iterator[bytes]:
-    """The batch with these commits: one record nearly always, more when a reader would take one for damaged."""
-    while (held := _held(commits)) < len(commits):
-        part = journal_pb2.JournalBatch(unix_s=batch.unix_s, requests=batch.requests)
-        batch.ClearField("requests")
-        _write_commits(part, commits[:held])
-        yield part.SerializeToString()
-        commits = commits[held:]
-    _write_commits(batch, commits)
-    yield batch.SerializeToString()
-
-
-def _held(commits: Sequence[_Commit]) -> int:
-    """How many of them one record takes."""
-    tokens = 0
-    for place, commit in enumerate(commits):
-        tokens += len(commit.tokens)
-        if tokens > RECORD_TOKENS and place:
-            return place
-    return len(commits)
-
-
-def _write_commits(batch: journal_pb2.JournalBatch, commits: Sequence[_Commit]) -> None:
-    """As columns: a message for each would cost ten times as much."""
+def _record(batch: journal_pb2.JournalBatch, commits: Sequence[_Commit]) -> bytes:
+    """The batch with these commits, as columns: a message for each would cost ten times as much."""
     batch.numbers.extend([commit.number for commit in commits])
     batch.indices.extend([commit.answer for commit in commits])
     batch.epochs.extend([commit.epoch for commit in commits])
@@ -284,6 +257,7 @@ def _write_commits(batch: journal_pb2.JournalBatch, commits: Sequence[_Commit]) 
     for place, commit in enumerate(commits):
         if commit.logprobs:
             batch.logprobs.add(commit=place, tokens=codec.write_logprobs(commit.logprobs))
+    return batch.SerializeToString()
 
 
 def _ends(entry: Entry) -> list[journal_pb2.JournalEnd]:

@@ -25,7 +25,6 @@ from dspark.errors import ConfigError
 log = structlog.get_logger("dspark.journal")
 
 MAGIC = b"DSPKJNL1"
-MAX_RECORD = 64 * 1024 * 1024  # bytes; more is no record
 _HEAD = struct.Struct("<II")
 
 
@@ -134,14 +133,17 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
-            log.warning("journal.no_segment", file=path.name)
+    content = path.read_bytes()
+    if not content.startswith(MAGIC):
+        log.warning("journal.no_segment", file=path.name)
+        return
+    at = len(MAGIC)
+    while len(head := content[at : at + _HEAD.size]) == _HEAD.size:
+        length, checksum = _HEAD.unpack(head)
+        begins = at + _HEAD.size
+        at = begins + length
+        record = content[begins:at]
+        if len(record) != length or zlib.crc32(record) != checksum:
+            log.warning("journal.cut_off", file=path.name, at=begins)
             return
-        while len(head := file.read(_HEAD.size)) == _HEAD.size:
-            length, checksum = _HEAD.unpack(head)
-            record = file.read(length) if length <= MAX_RECORD else b""
-            if len(record) != length or zlib.crc32(record) != checksum:
-                log.warning("journal.cut_off", file=path.name, at=file.tell())
-                return
-            yield record
+        yield record

@@ -89,11 +89,6 @@ JOURNALS = [
                 "            start += 1\n",
             ),
             (
-                "of commits in several records the last are lost",
-                "        commits = commits[held:]\n",
-                "        commits = commits[held + 1 :]\n",
-            ),
-            (
                 "a journal loses a commit",
                 "_Commit(entry.number, piece.index, said.epoch, piece.tokens, piece.logprobs)",
                 "_Commit(entry.number, piece.index, said.epoch, (), ())",

@@ -240,29 +240,3 @@ def test_what_nobody_runs_takes_half_a_segment_at_most(tmp_path: Path) -> None:
     dropped = metrics.registry.get_sample_value("dspark_dropped_total", {"kind": "journaled", "reason": "too_large"})
     assert dropped == 17
     journal.close()
-
-
-def test_what_is_too_long_for_a_record_is_written_in_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.cells.journal.RECORD_TOKENS", 64)
-    monkeypatch.setattr("coordinator.cells.journal_file.MAX_RECORD", 1024)
-    first = on_disk(tmp_path, segment=4096)
-    entry = first.open(request(choices=2))
-    told = tuple(ScoredToken(-float(number)) for number in range(500))
-    for number in range(500):  # enough for a segment that begins with all of it
-        first.committed(entry, CommittedTokens((number,), None, 0, told[number : number + 1]))
-        first.committed(entry, CommittedTokens((number + 1000,), None, 1))
-        first.write()
-    first.ended(entry, 0, End(Reason.LENGTH))
-    first.close()
-    second = on_disk(tmp_path)
-    again = second.open(request(choices=2), second.find("r"))  # which takes more than one record too
-    second.committed(again, CommittedTokens((7,), End(Reason.LENGTH), 1))
-    second.close()
-    third = on_disk(tmp_path)
-    found = third.find("r")
-    assert found is not None
-    assert found.answers[0].tokens == list(range(500))
-    assert [one.logprob for one in found.answers[0].logprobs] == [one.logprob for one in told]
-    assert found.answers[1].tokens == [*range(1000, 1500), 7]
-    assert [said.end for said in found.answers] == [End(Reason.LENGTH)] * 2
-    third.close()
