@@ -19,7 +19,7 @@ import yaml
 
 from benchmarks import bare_hops, real_cell
 from benchmarks.row import note
-from coordinator.workers.control_client import ControlClient
+from coordinator.workers.clients import ControlClient
 from deploy.processes import ProcessCell
 from dspark.rounds.control import Admission, Down, DrafterAt, PassReport, Up
 from dspark.rounds.events import Acknowledged, Admit

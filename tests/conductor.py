@@ -13,7 +13,7 @@ from typing import Any
 
 from report_cursor import ReportCursor
 
-from coordinator.workers.control_client import ControlClient
+from coordinator.workers.clients import ControlClient
 from dspark.rounds.control import Admission, DrafterAt, Draining, PassReport, Refused, Up
 from dspark.rounds.events import Acknowledged, Admit, DrafterEvent, How, Release, Released
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms

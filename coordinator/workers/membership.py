@@ -228,7 +228,7 @@ class Membership:
     def _lane(self, client: VerifierClient) -> Lane:
         return Lane(
             client.facts,
-            client.stream,
+            client,
             self._admission,
             self._shared,
             on_lost=client.on_lost,
