@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 import grpc
@@ -17,7 +17,7 @@ import structlog
 
 from coordinator.clock import Timer
 from coordinator.lanes.conduct import LaneContext
-from coordinator.lanes.facts import DrafterFacts, DrafterPort, VerifierFacts
+from coordinator.lanes.facts import DrafterFacts, VerifierFacts
 from coordinator.lanes.lane import Lane
 from coordinator.queue.scheduler import Scheduler
 from coordinator.watching.watch import Explain
@@ -210,13 +210,14 @@ class Membership:
 
         client = VerifierClient(facts, channel, self._access.token, lost, partial(self._leaves, worker))
         worker.hold(client)
-        if (problem := await self._warm_verifier(worker, client) or self._unlike(facts)) is not None:
+        if (problem := await self._warm(worker, client) or self._unlike(facts)) is not None:
             return problem
-        lane = self._lanes[client] = self._lane(client)
+        lane = self._lanes[client] = Lane(
+            facts, client, self._admission, self._shared, on_lost=client.on_lost, on_draining=client.on_draining
+        )
         worker.serves()
-        for drafter in self._drafters:
-            if drafter_mismatch(facts, drafter.facts) is None:
-                lane.drafter_joined(drafter)
+        for _, drafter in self._fitting(client):
+            lane.drafter_joined(drafter)
         for each in self._workers.values():
             self._drain(each, each.address in self._draining)
         self._await_drafters()
@@ -224,16 +225,6 @@ class Membership:
         self._admission.lane_joined(lane)
         log.info("lane.opened", verifier=facts.name, model=facts.model, drafters=len(lane.drafters))
         return None
-
-    def _lane(self, client: VerifierClient) -> Lane:
-        return Lane(
-            client.facts,
-            client,
-            self._admission,
-            self._shared,
-            on_lost=client.on_lost,
-            on_draining=client.on_draining,
-        )
 
     def _unlike(self, facts: VerifierFacts) -> str | None:
         return next(filter(None, (verifier_mismatch(other, facts) for other in self.verifiers)), None)
@@ -256,13 +247,12 @@ class Membership:
 
         client = DrafterClient(facts, channel, self._access.token, lost, partial(self._leaves, worker))
         worker.hold(client)
-        if (problem := await self._warm_drafter(worker, client)) is not None:
+        if (problem := await self._warm(worker, client)) is not None:
             return problem
         self._drafters[client] = worker
         worker.serves()
-        for verifier, lane in self._lanes.items():
-            if drafter_mismatch(verifier.facts, facts) is None:
-                lane.drafter_joined(client)
+        for verifier, _ in self._fitting(client):
+            self._lanes[verifier].drafter_joined(client)
         self._drain(worker, worker.address in self._draining)
         self._note_fits()
         log.info("drafter.joined", drafter=facts.name, model=facts.model)
@@ -275,49 +265,42 @@ class Membership:
             each.address.role is WorkerRole.VERIFY and each.state == "warming" for each in self._workers.values()
         )
 
-    async def _warm_verifier(self, worker: WorkerConnection, client: VerifierClient) -> str | None:
-        """Why it cannot serve. A drafter with which drafted steps do not run is no reason."""
-        warmed: set[DrafterPort] = set()
+    def _fitting(self, client: VerifierClient | DrafterClient) -> list[tuple[VerifierClient, DrafterClient]]:
+        """The worker with everybody of the other role that it fits to."""
+        pairs = [
+            (verifier, drafter)
+            for verifier in (self._lanes if isinstance(client, DrafterClient) else (client,))
+            for drafter in (self._drafters if isinstance(client, VerifierClient) else (client,))
+        ]
+        return [pair for pair in pairs if drafter_mismatch(pair[0].facts, pair[1].facts) is None]
+
+    async def _warm(self, worker: WorkerConnection, client: VerifierClient | DrafterClient) -> str | None:
+        """Why it cannot serve. That drafted steps of two workers do not run is no reason."""
+        warmed = list[tuple[VerifierClient, DrafterClient]]()
         first = self._warm_up_s > 0 and not worker.has_run
-        if first and (problem := await self._first_requests(client, (), plain=True)) is not None:
+        if first and isinstance(client, VerifierClient) and (problem := await self._first_request(client)):
             return problem
         while first and worker.port is client:
-            fit = [each for each in self._drafters if drafter_mismatch(client.facts, each.facts) is None]
-            new = [each for each in fit if each not in warmed]
+            new = [pair for pair in self._fitting(client) if pair not in warmed]
             if not new:
                 break
-            await self._first_requests(client, new)
-            warmed.update(new)
+            await asyncio.gather(*(self._first_request(*pair) for pair in new))
+            warmed += new
         return None if worker.port is client else f"it was lost while its first requests ran: {worker.detail}"
 
-    async def _warm_drafter(self, worker: WorkerConnection, client: DrafterClient) -> str | None:
-        warmed: set[VerifierClient] = set()
-        while self._warm_up_s and not worker.has_run and worker.port is client:
-            fit = [each for each in self._lanes if drafter_mismatch(each.facts, client.facts) is None]
-            new = [each for each in fit if each not in warmed]
-            if not new:
-                break
-            await asyncio.gather(*(self._first_requests(each, [client]) for each in new))
-            warmed.update(new)
-        return None if worker.port is client else f"it was lost while its first requests ran: {worker.detail}"
-
-    async def _first_requests(
-        self, verifier: VerifierClient, drafters: Sequence[DrafterPort], *, plain: bool = False
-    ) -> str | None:
-        """Why they did not run to their end."""
+    async def _first_request(self, verifier: VerifierClient, drafter: DrafterClient | None = None) -> str | None:
+        """Drafted for, or a plain one. Why it did not run to its end."""
         problem = None
         try:
             async with asyncio.timeout(self._warm_up_s):
-                await warm(
-                    verifier, drafters, plain=plain, rule=self._rule, waits=self._shared.conduct, clock=self._clock
-                )
+                await warm(verifier, drafter, rule=self._rule, waits=self._shared.conduct, clock=self._clock)
         except TimeoutError:
             problem = f"its first requests did not end within {self._warm_up_s:g} s"
         except Unwarmed as error:
             problem = f"its first requests failed: {error}"
         if problem is not None:
-            names = [each.facts.name for each in drafters]
-            log.warning("worker.not_warm", verifier=verifier.facts.name, drafters=names, why=problem)
+            name = drafter.facts.name if drafter is not None else ""
+            log.warning("worker.not_warm", verifier=verifier.facts.name, drafter=name, why=problem)
         return problem
 
     def _await_drafters(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from coordinator.answers.answer import Answer, CommitLog, CommittedTokens, RequestStats
@@ -38,35 +38,21 @@ class Unwarmed(DsparkError):
 
 
 async def warm(
-    verifier: VerifierClient,
-    drafters: Sequence[DrafterPort],
-    *,
-    plain: bool,
-    rule: Rule,
-    waits: Conduct,
-    clock: Clock,
+    verifier: VerifierClient, drafter: DrafterPort | None, *, rule: Rule, waits: Conduct, clock: Clock
 ) -> None:
-    """Runs them, each once; Unwarmed if one fails or its drafter drafts nothing. Bound it from outside."""
+    """Runs one, drafted for by this drafter, or plain; Unwarmed if it fails or nothing is drafted. Bound it from
+    outside."""
     owner, waits = _Owner(), replace(waits, bypass=False, cohorts=1)
     async with _lane(verifier, owner, waits, clock) as lane:
-        for drafter in drafters:
-            lane.drafter_joined(drafter)
-        if plain:
-            await owner.run(lane, [_state(verifier.facts, Off(), 1 + PLAIN_STEPS, rule, clock)])
-        drafted = [
-            _state(
-                verifier.facts,
-                Fixed(drafter.facts.block_size),
-                1 + DRAFTED_STEPS * (drafter.facts.block_size + 1),
-                rule,
-                clock,
-                drafter.facts,
-            )
-            for drafter in drafters
-        ]
-        await owner.run(lane, drafted)
-        if idle := [state.request.drafter for state in drafted if not state.stats.drafted]:
-            raise Unwarmed(f"{', '.join(idle)} drafted nothing")
+        if drafter is None:
+            await owner.run(lane, _state(verifier.facts, Off(), 1 + PLAIN_STEPS, rule, clock))
+            return
+        lane.drafter_joined(drafter)
+        block = drafter.facts.block_size
+        state = _state(verifier.facts, Fixed(block), 1 + DRAFTED_STEPS * (block + 1), rule, clock, drafter.facts)
+        await owner.run(lane, state)
+        if not state.stats.drafted:
+            raise Unwarmed(f"{drafter.facts.name} drafted nothing")
 
 
 @contextlib.asynccontextmanager
@@ -94,21 +80,18 @@ _WHY_LEFT = {
 
 
 class _Owner:
-    """Of the lane: whatever becomes of a request but a good end is a failure."""
+    """Of the lane: whatever becomes of its request but a good end is a failure."""
 
     def __init__(self) -> None:
         self.why_lost = "the verifier was lost"
         self._lane: Lane | None = None
-        self._left: dict[RequestState, asyncio.Future[None]] = {}
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def run(self, lane: Lane, states: Sequence[RequestState]) -> None:
-        """Until all have ended; what is left of them at an error or a cancellation is freed by the lane's end."""
+    async def run(self, lane: Lane, state: RequestState) -> None:
+        """Until it has ended; what is left of it at an error or a cancellation is freed by the lane's end."""
         self._lane = lane
-        self._left = {state: asyncio.get_running_loop().create_future() for state in states}
-        for state in states:
-            lane.take(state)
-        if states:
-            await asyncio.gather(*self._left.values())
+        lane.take(state)
+        await self._over
 
     def ended(self, state: RequestState, error: Exception | None) -> None:
         if state.sequence.finished:
@@ -116,18 +99,16 @@ class _Owner:
         state.sequence.apply(LifeEvent.ENDED)
         assert self._lane is not None
         self._lane.forget(state)
-        self._settle(state, None if error is None else str(error))
+        self._settle(None if error is None else str(error))
 
     def left(self, state: RequestState, event: LifeEvent) -> None:
         refused = state.refused
         lost = (refused.message or refused.reason.name.lower()) if refused else self.why_lost
-        self._settle(state, _WHY_LEFT.get(event, lost))
+        self._settle(_WHY_LEFT.get(event, lost))
 
-    def _settle(self, state: RequestState, why: str | None) -> None:
-        future = self._left[state]
-        if not future.done():
-            future.set_exception(Unwarmed(why)) if why is not None else future.set_result(None)
-            future.exception()  # heard, even if another one's comes first
+    def _settle(self, why: str | None) -> None:
+        if not self._over.done():
+            self._over.set_exception(Unwarmed(why)) if why is not None else self._over.set_result(None)
 
 
 class _Unread:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +99,10 @@ async def test_a_verifier_whose_first_requests_fail_is_not_taken_in_until_they_d
 ) -> None:
     real, fails = membership.warm, True
 
-    async def warm(verifier: VerifierClient, drafters: Sequence[DrafterPort], **options: Any) -> None:
+    async def warm(verifier: VerifierClient, drafter: DrafterPort | None, **options: Any) -> None:
         if fails:
             raise error
-        await real(verifier, drafters, **options)
+        await real(verifier, drafter, **options)
 
     monkeypatch.setattr(membership, "warm", warm)
     async with (
@@ -150,11 +150,11 @@ async def test_a_worker_that_is_lost_again_and_again_before_it_serves_is_held_of
 ) -> None:
     real = membership.warm
 
-    async def warm(verifier: VerifierClient, drafters: Sequence[DrafterPort], **options: Any) -> None:
+    async def warm(verifier: VerifierClient, drafter: DrafterPort | None, **options: Any) -> None:
         if verifier.facts.name == "verify/1":
             verifier.close("it went away")
             raise Unwarmed("it went away")
-        await real(verifier, drafters, **options)
+        await real(verifier, drafter, **options)
 
     monkeypatch.setattr(membership, "warm", warm)
     async with (
@@ -172,10 +172,10 @@ async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
 ) -> None:
     real, go = membership.warm, asyncio.Event()
 
-    async def warm(verifier: VerifierClient, drafters: Sequence[DrafterPort], **options: Any) -> None:
+    async def warm(verifier: VerifierClient, drafter: DrafterPort | None, **options: Any) -> None:
         if verifier.facts.name == "verify/1":
             await go.wait()
-        await real(verifier, drafters, **options)
+        await real(verifier, drafter, **options)
 
     monkeypatch.setattr(membership, "warm", warm)
     options: Any = {"max_tokens": 60, "temperature": 0.0, "ignore_eos": True}

@@ -40,7 +40,7 @@ class Verifier:
 
 
 def _begin(cell: RoundsCell, verifier: Any) -> asyncio.Task[None]:
-    work = warm(verifier, cell.drafters, plain=False, rule=Rule.BLOCK, waits=Conduct(), clock=cell.clock)
+    work = warm(verifier, cell.drafters[0], rule=Rule.BLOCK, waits=Conduct(), clock=cell.clock)
     return asyncio.get_running_loop().create_task(work)
 
 
