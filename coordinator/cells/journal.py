@@ -11,17 +11,18 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 import structlog
 from google.protobuf.message import DecodeError
 
-from coordinator.answers.answer import CommittedTokens, End, Reason
+from coordinator.answers.answer import CommittedTokens, End
+from coordinator.cells import cell_wire
 from coordinator.cells.journal_file import JournalFile
 from coordinator.requests.request import Request
+from dspark.errors import PeerError
 from dspark.runtime.telemetry import Metrics
 from dspark.types import ScoredToken
 from dspark.wire import codec
@@ -57,16 +58,6 @@ class Entry:
     size: int = 0  # bytes that its answers take in a segment, about; of one that nobody runs
 
 
-class _Commit(NamedTuple):
-    """One commit, until it is written."""
-
-    number: int
-    answer: int
-    epoch: int
-    tokens: Sequence[int]
-    logprobs: Sequence[ScoredToken]
-
-
 def digest(request: Request) -> bytes:
     """Equal for equal prompts under equal sampling parameters and limits. Draws' key aside: the journal knows the one
     in use."""
@@ -84,7 +75,7 @@ class Journal:
         self._file, self._keep_s, self._metrics, self._now = file, keep_s, metrics, clock
         self._entries: dict[str, Entry] = {}
         self._unwritten = journal_pb2.JournalBatch()
-        self._commits: list[_Commit] = []  # that are not written yet
+        self._said: list[tuple[int, CommittedTokens]] = []  # by requests' numbers, what is not written yet
         self._dirty = False
         self._numbers = 0
         if file is not None:
@@ -107,8 +98,8 @@ class Journal:
         self._entries.pop(request.id, None)
         self._entries[request.id] = entry
         self._unwritten.requests.append(_request(entry))
-        self._commits += _commits(entry)
-        self._unwritten.ends.extend(_ends(entry))
+        self._unwritten.epochs.extend(_epochs(entry))
+        self._said += _pieces(entry)
         self._dirty = True
         return entry
 
@@ -116,25 +107,18 @@ class Journal:
         """Something may be drawn under this epoch once it was written, and is drawn under a higher one afterwards."""
         said = entry.answers[index]
         said.epoch = max(said.epoch, epoch)
-        self._commits.append(_Commit(entry.number, index, epoch, (), ()))
+        self._unwritten.epochs.add(number=entry.number, index=index, epoch=epoch)
         self._dirty = True
 
     def committed(self, entry: Entry, piece: CommittedTokens) -> None:
-        """Notes what was committed, under an epoch that `begins` noted; `write` makes it last."""
+        """Notes what was committed, under an epoch that `begins` noted, and what ended; `write` makes it last."""
         said = entry.answers[piece.index]
-        if piece.tokens:
+        end = piece.end if said.end is None else None
+        if piece.tokens or end is not None:
             said.tokens += piece.tokens
             said.logprobs += piece.logprobs
-            self._commits.append(_Commit(entry.number, piece.index, said.epoch, piece.tokens, piece.logprobs))
-            self._dirty = True
-        if piece.end is not None:
-            self.ended(entry, piece.index, piece.end)
-
-    def ended(self, entry: Entry, index: int, end: End) -> None:
-        """One of its answers is complete."""
-        if entry.answers[index].end is None:
-            entry.answers[index].end = end
-            self._unwritten.ends.append(_end(entry, index, end))
+            said.end = said.end or end
+            self._said.append((entry.number, CommittedTokens(piece.tokens, end, piece.index, piece.logprobs)))
             self._dirty = True
 
     def left(self, entry: Entry) -> None:
@@ -146,12 +130,13 @@ class Journal:
         if not self._dirty:
             return
         batch, self._unwritten, self._dirty = self._unwritten, journal_pb2.JournalBatch(), False
-        commits, self._commits = self._commits, []
+        said, self._said = self._said, []
         if self._file is None:
             return
         batch.unix_s = self._now()
+        cell_wire.write_commits(batch.said, said)
         try:
-            self._file.append(_record(batch, commits))
+            self._file.append(batch.SerializeToString())
             if self._file.full:
                 self._expire()
                 self._file.begin([*self._snapshot()])
@@ -185,8 +170,9 @@ class Journal:
         """Everything that may still be resumed, a record for each request."""
         for entry in self._entries.values():
             when = self._now() if entry.running else entry.touched
-            batch = journal_pb2.JournalBatch(unix_s=when, requests=[_request(entry)], ends=_ends(entry))
-            yield _record(batch, [*_commits(entry)])
+            batch = journal_pb2.JournalBatch(unix_s=when, requests=[_request(entry)], epochs=_epochs(entry))
+            cell_wire.write_commits(batch.said, [*_pieces(entry)])
+            yield batch.SerializeToString()
 
     def _read(self, file: JournalFile) -> None:
         numbers: dict[int, Entry] = {}
@@ -195,7 +181,7 @@ class Journal:
             try:
                 batch.ParseFromString(record)
                 self._take(batch, numbers)
-            except (DecodeError, KeyError, IndexError, ValueError) as error:
+            except (DecodeError, PeerError, KeyError, IndexError, ValueError) as error:
                 log.warning("journal.not_understood", error=repr(error))
                 self._metrics.dropped.labels(kind="journaled", reason="not_understood").inc()
         self._numbers = max(numbers, default=0)
@@ -209,20 +195,16 @@ class Journal:
             entry = Entry(opened.number, opened.request_id, opened.digest, opened.seed, answers)
             numbers[opened.number] = self._entries[opened.request_id] = entry
             entry.touched = batch.unix_s
-        told = {one.commit: codec.read_logprobs(one.tokens) for one in batch.logprobs}
-        columns, start = (batch.numbers, batch.indices, batch.epochs, batch.lengths), 0
-        for place, (number, index, epoch, length) in enumerate(zip(*columns, strict=True)):
-            entry = numbers[number]
-            said = entry.answers[index]
-            said.tokens += batch.token_ids[start : start + length]
-            said.logprobs += told.get(place, ())
-            said.epoch, entry.touched = max(said.epoch, epoch), batch.unix_s
-            start += length
-        for ended in batch.ends:
-            token = ended.matched_token_id if ended.HasField("matched_token_id") else None
-            reason = Reason[journal_pb2.JournalEnd.Reason.Name(ended.reason).removeprefix("REASON_")]
-            numbers[ended.number].answers[ended.index].end = End(reason, token)
-            numbers[ended.number].touched = batch.unix_s
+        for begun in batch.epochs:
+            said = numbers[begun.number].answers[begun.index]
+            said.epoch = max(said.epoch, begun.epoch)
+            numbers[begun.number].touched = batch.unix_s
+        for number, piece in cell_wire.read_commits(batch.said):
+            said = numbers[number].answers[piece.index]
+            said.tokens += piece.tokens
+            said.logprobs += piece.logprobs
+            said.end = piece.end or said.end
+            numbers[number].touched = batch.unix_s
 
 
 def _request(entry: Entry) -> journal_pb2.JournalRequest:
@@ -235,36 +217,20 @@ def _request(entry: Entry) -> journal_pb2.JournalRequest:
     )
 
 
-def _commits(entry: Entry) -> Iterator[_Commit]:
+def _epochs(entry: Entry) -> list[journal_pb2.JournalEpoch]:
+    return [
+        journal_pb2.JournalEpoch(number=entry.number, index=index, epoch=said.epoch)
+        for index, said in enumerate(entry.answers)
+        if said.epoch
+    ]
+
+
+def _pieces(entry: Entry) -> Iterator[tuple[int, CommittedTokens]]:
     """All that was said so far, a piece of each answer."""
     for index, said in enumerate(entry.answers):
-        if said.epoch or said.tokens:
-            yield _Commit(entry.number, index, said.epoch, tuple(said.tokens), tuple(said.logprobs))
+        yield entry.number, CommittedTokens(tuple(said.tokens), said.end, index, tuple(said.logprobs))
 
 
 def _size(entry: Entry) -> int:
     """Of what was said: three bytes for a token, five for each of its log-probabilities and as many ids."""
     return sum(3 * len(said.tokens) + sum(8 + 8 * len(one.top_ids) for one in said.logprobs) for said in entry.answers)
-
-
-def _record(batch: journal_pb2.JournalBatch, commits: Sequence[_Commit]) -> bytes:
-    """The batch with these commits, as columns: a message for each would cost ten times as much."""
-    batch.numbers.extend([commit.number for commit in commits])
-    batch.indices.extend([commit.answer for commit in commits])
-    batch.epochs.extend([commit.epoch for commit in commits])
-    batch.lengths.extend([len(commit.tokens) for commit in commits])
-    batch.token_ids.extend([token for commit in commits for token in commit.tokens])
-    for place, commit in enumerate(commits):
-        if commit.logprobs:
-            batch.logprobs.add(commit=place, tokens=codec.write_logprobs(commit.logprobs))
-    return batch.SerializeToString()
-
-
-def _ends(entry: Entry) -> list[journal_pb2.JournalEnd]:
-    return [_end(entry, index, said.end) for index, said in enumerate(entry.answers) if said.end is not None]
-
-
-def _end(entry: Entry, index: int, end: End) -> journal_pb2.JournalEnd:
-    return journal_pb2.JournalEnd(
-        number=entry.number, index=index, reason=f"REASON_{end.reason.name}", matched_token_id=end.token_id
-    )

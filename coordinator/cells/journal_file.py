@@ -24,7 +24,7 @@ from dspark.errors import ConfigError
 
 log = structlog.get_logger("dspark.journal")
 
-MAGIC = b"DSPKJNL1"
+MAGIC = b"DSPKJNL2"
 _HEAD = struct.Struct("<II")
 
 

@@ -73,7 +73,7 @@ class Journaled:
 
     def finished(self, index: int) -> None:
         """Its text ended an answer."""
-        self._journal.ended(self._entry, index, End(Reason.STOP))
+        self._journal.committed(self._entry, CommittedTokens((), End(Reason.STOP), index))
 
 
 def tell_again(sink: OutputSink, known: Known) -> None:

@@ -71,8 +71,8 @@ BUILDS = (
     ),
     Build(
         "a journal that loses a commit", "21", "journal", "coordinator/cells/journal.py",
-        "        commits, self._commits = self._commits, []\n",
-        "        commits, self._commits = self._commits[1:], []\n",
+        "        said, self._said = self._said, []\n",
+        "        said, self._said = self._said[1:], []\n",
     ),
     Build(
         "an epoch kept at a resume", "21", "journal", "coordinator/cells/local_cell.py",

@@ -15,15 +15,22 @@ JOURNALS = [
             (*JOURNAL, *RESUME),
             (
                 "a journal forgets the epoch of what goes on",
-                "        said.epoch = max(said.epoch, epoch)\n        self._commits",
-                "        self._commits",
+                "        said.epoch = max(said.epoch, epoch)\n",
+                "",
             ),
             (
                 "an epoch that began is not written before its first commit",
-                "self._commits.append(_Commit(entry.number, index, epoch, (), ()))\n        self._dirty = True",
-                "self._dirty = True",
+                "        self._unwritten.epochs.add(number=entry.number, index=index, epoch=epoch)\n",
+                "",
             ),
-            ("log-probabilities are not kept", "            said.logprobs += piece.logprobs\n", ""),
+            *(
+                (
+                    f"log-probabilities are not {what}",
+                    f"            said.logprobs += piece.logprobs\n            said.end = {end}",
+                    f"            said.end = {end}",
+                )
+                for what, end in (("kept", "said.end or end"), ("read", "piece.end or"))
+            ),
         ),
         *caught_by(
             JOURNAL,
@@ -34,18 +41,13 @@ JOURNALS = [
             ),
             (
                 "a journal reads epochs as the last one written",
-                "said.epoch, entry.touched = max(said.epoch, epoch), batch.unix_s",
-                "said.epoch, entry.touched = epoch, batch.unix_s",
-            ),
-            (
-                "a journal writes no epochs",
-                "batch.epochs.extend([commit.epoch for commit in commits])",
-                "batch.epochs.extend([0 for commit in commits])",
+                "said.epoch = max(said.epoch, begun.epoch)",
+                "said.epoch = begun.epoch",
             ),
             (
                 "a segment that is begun again has no epochs",
-                "yield _Commit(entry.number, index, said.epoch, tuple",
-                "yield _Commit(entry.number, index, 0, tuple",
+                "requests=[_request(entry)], epochs=_epochs(entry))",
+                "requests=[_request(entry)])",
             ),
             ("a prompt's salt is no part of a request", ", request.choices, request.cache_salt)", ", request.choices)"),
             (
@@ -63,20 +65,19 @@ JOURNALS = [
             ),
             (
                 "what was said before is not written of a resumed request",
-                "        self._commits += _commits(entry)\n",
+                "        self._said += _pieces(entry)\n",
                 "",
             ),
             (
-                "ends of before are not written of a resumed request",
-                "        self._unwritten.ends.extend(_ends(entry))\n",
+                "epochs of before are not written of a resumed request",
+                "        self._unwritten.epochs.extend(_epochs(entry))\n",
                 "",
             ),
             ("seeds are not written", "seed=entry.seed,", "seed=0,"),
-            ("log-probabilities are read of another commit", "told.get(place, ())", "told.get(place + 1, ())"),
             (
-                "a segment that is begun again has no ends",
-                "requests=[_request(entry)], ends=_ends(entry))",
-                "requests=[_request(entry)])",
+                "what was said before is told again without its end",
+                "CommittedTokens(tuple(said.tokens), said.end, index",
+                "CommittedTokens(tuple(said.tokens), None, index",
             ),
             (
                 "what runs is forgotten with what nobody runs",
@@ -84,14 +85,9 @@ JOURNALS = [
                 "idle = [*self._entries.values()]",
             ),
             (
-                "tokens of two answers in a batch are mixed up",
-                "            start += length\n",
-                "            start += 1\n",
-            ),
-            (
                 "a journal loses a commit",
-                "_Commit(entry.number, piece.index, said.epoch, piece.tokens, piece.logprobs)",
-                "_Commit(entry.number, piece.index, said.epoch, (), ())",
+                "CommittedTokens(piece.tokens, end, piece.index, piece.logprobs)",
+                "CommittedTokens((), end, piece.index)",
             ),
         ),
     ),

@@ -198,8 +198,8 @@ LANES: list[Mutant] = [
         "coordinator/cells/journal.py",
         (
             "an epoch without a commit is not kept in the next segment",
-            "if said.epoch and not said.tokens:",
-            "if False:",
+            "        if said.epoch\n",
+            "        if said.epoch and said.tokens\n",
             (f"{E}it_outlives_a_second_crash_and_commits_of_lower_ones",),
         ),
     ),

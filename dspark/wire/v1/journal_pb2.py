@@ -22,24 +22,20 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from dspark.wire.v1 import types_pb2 as dspark_dot_wire_dot_v1_dot_types__pb2
+from dspark.wire.v1 import frontend_pb2 as dspark_dot_wire_dot_v1_dot_frontend__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64spark/wire/v1/journal.proto\x12\x0e\x64spark.wire.v1\x1a\x1a\x64spark/wire/v1/types.proto\"\x83\x02\n\x0cJournalBatch\x12\x0e\n\x06unix_s\x18\x01 \x01(\x01\x12\x30\n\x08requests\x18\x02 \x03(\x0b\x32\x1e.dspark.wire.v1.JournalRequest\x12\x0f\n\x07numbers\x18\x03 \x03(\x04\x12\x0f\n\x07indices\x18\x04 \x03(\r\x12\x0e\n\x06\x65pochs\x18\x05 \x03(\r\x12\x0f\n\x07lengths\x18\x06 \x03(\r\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\x12\x31\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1f.dspark.wire.v1.JournalLogprobs\x12(\n\x04\x65nds\x18\t \x03(\x0b\x32\x1a.dspark.wire.v1.JournalEnd\"c\n\x0eJournalRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0f\n\x07\x61nswers\x18\x05 \x01(\r\"P\n\x0fJournalLogprobs\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\r\x12-\n\x06tokens\x18\x02 \x03(\x0b\x32\x1d.dspark.wire.v1.TokenLogprobs\"\xea\x01\n\nJournalEnd\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x31\n\x06reason\x18\x03 \x01(\x0e\x32!.dspark.wire.v1.JournalEnd.Reason\x12\x1d\n\x10matched_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\"V\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0f\n\x0bREASON_STOP\x10\x01\x12\x11\n\rREASON_LENGTH\x10\x02\x12\x10\n\x0cREASON_ABORT\x10\x03\x42\x13\n\x11_matched_token_idb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64spark/wire/v1/journal.proto\x12\x0e\x64spark.wire.v1\x1a\x1d\x64spark/wire/v1/frontend.proto\"\xa7\x01\n\x0cJournalBatch\x12\x0e\n\x06unix_s\x18\x01 \x01(\x01\x12\x30\n\x08requests\x18\x02 \x03(\x0b\x32\x1e.dspark.wire.v1.JournalRequest\x12,\n\x06\x65pochs\x18\x03 \x03(\x0b\x32\x1c.dspark.wire.v1.JournalEpoch\x12\'\n\x04said\x18\x04 \x01(\x0b\x32\x19.dspark.wire.v1.CellBatch\"c\n\x0eJournalRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0f\n\x07\x61nswers\x18\x05 \x01(\r\"<\n\x0cJournalEpoch\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dspark.wire.v1.journal_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOURNALBATCH']._serialized_start=77
-  _globals['_JOURNALBATCH']._serialized_end=336
-  _globals['_JOURNALREQUEST']._serialized_start=338
-  _globals['_JOURNALREQUEST']._serialized_end=437
-  _globals['_JOURNALLOGPROBS']._serialized_start=439
-  _globals['_JOURNALLOGPROBS']._serialized_end=519
-  _globals['_JOURNALEND']._serialized_start=522
-  _globals['_JOURNALEND']._serialized_end=756
-  _globals['_JOURNALEND_REASON']._serialized_start=649
-  _globals['_JOURNALEND_REASON']._serialized_end=735
+  _globals['_JOURNALBATCH']._serialized_start=80
+  _globals['_JOURNALBATCH']._serialized_end=247
+  _globals['_JOURNALREQUEST']._serialized_start=249
+  _globals['_JOURNALREQUEST']._serialized_end=348
+  _globals['_JOURNALEPOCH']._serialized_start=350
+  _globals['_JOURNALEPOCH']._serialized_end=410
 # @@protoc_insertion_point(module_scope)

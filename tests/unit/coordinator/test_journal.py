@@ -142,6 +142,7 @@ def test_the_highest_epoch_that_began_and_what_ended_outlive_every_process(
         first.committed(noise, CommittedTokens((number,) * 20, None))
         first.left(noise)
         first.write()
+    first.begins(entry, 2, 1)  # somebody was there a moment ago
     first.close()
     for number in range(3):  # processes that read it and go on with it
         journal = on_disk(tmp_path, segment=segment, keep_s=keep_s, clock=clock)
