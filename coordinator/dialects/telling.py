@@ -22,7 +22,7 @@ from coordinator.http.calls import Part, joined
 from coordinator.http.chat import AskedChat, read_chat
 from coordinator.http.errors import param_of
 from coordinator.http.forms import BodyPart, StructuredOutputs
-from coordinator.http.reply import MANY, Object, begin, respond, usage_of
+from coordinator.http.reply import MANY, Object, respond, usage_of
 from coordinator.http.schema import ChatBody, SpeculationFields, beyond, not_taken, validated
 from coordinator.http.thoughts import PlainReader, Reader
 from dspark.errors import InvalidRequest, Unsupported, naming
@@ -141,21 +141,21 @@ async def answer_chat(
     model = api.check_model(translated.fields.get("model"), api.processor.cell.terms())
     body, chat = await translated_chat(api, translated)
     with naming(translated.name):
-        begun = await begin(api, request, body, [chat.prompt], chat.options, kind=kind, names=chat.names)
-    writer = make_writer(begun.name, model)
+        asking = await Asking.begin(api, request, body, [chat.prompt], chat.options, kind=kind, names=chat.names)
+    writer = make_writer(asking.id, model)
     reader = chat.reader() if chat.reader is not None else PlainReader()
-    told = _told(begun.asking, reader, writer, translated)
+    told = _told(asking, reader, writer, translated)
 
     async def whole() -> bytes:
         async for _ in told:
             pass
-        many = usage_of(begun.asking)["total_tokens"] > MANY
+        many = usage_of(asking)["total_tokens"] > MANY
         return await beside(many, _written, writer.whole())
 
     def failed(error: Exception) -> bytes:
         return _event(writer.failed(error))
 
-    return await respond(api, request, begun, _events(told, begun.asking) if stream else None, whole, failed)
+    return await respond(api, request, asking, _events(told, asking) if stream else None, whole, failed)
 
 
 async def _told(asking: Asking, reader: Reader, writer: Writer, translated: Translated) -> AsyncGenerator[list[Object]]:

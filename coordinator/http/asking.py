@@ -8,6 +8,8 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from fastapi import Request
+
 from coordinator.http.api import Api
 from coordinator.http.forms import Form, form_of
 from coordinator.http.schema import Body
@@ -100,38 +102,46 @@ class Scored:
     told: ScoredPrompt
 
 
-class Asking:
-    """All prompts of one HTTP request. `leave` it in any case: that frees whatever has not ended."""
+ID_HEADER = "x-request-id"  # answers have `request-id` as well, which Anthropic's clients read
 
-    def __init__(self, names: Mapping[str, str]) -> None:
+
+class Asking:
+    """All prompts of one HTTP request, under the answer's id and headers. `leave` it in any case: that frees whatever
+    has not ended."""
+
+    def __init__(self, kind: str, given: str | None, names: Mapping[str, str]) -> None:
+        self.id = new_id(kind, given)
+        self.headers = dict.fromkeys((ID_HEADER, "request-id"), given or self.id)
         self.streams: list[ResponseStream] = []
         self._names = names
 
     @staticmethod
     async def begin(
         api: Api,
+        request: Request,
+        body: Body,
         prompts: Sequence[Prompt],
         options: Sampling,
-        name: str,
         *,
-        names: Mapping[str, str],
-        usual: int,
-        trace: str = "",
+        kind: str,
+        names: Mapping[str, str] | None = None,
+        usual: int | None = None,
         record: bool = False,
     ) -> Asking:
-        """Takes all prompts in, or none. names: what fields of the gRPC interface are called in the body. usual: see
-        `InputProcessor.accept`. trace: the caller's W3C trace context. record: answers keep the steps that they were
-        made in."""
+        """Takes all prompts in, or none. kind: first word of the id. names: what the body calls fields of the gRPC
+        interface. usual: tokens of an answer that sets no limit, where it is not the deployment's. record: answers keep
+        the steps that they were made in."""
         if len(prompts) > MAX_PROMPTS:
             raise InvalidRequest("text", f"{len(prompts)} prompts, at most {MAX_PROMPTS} are allowed")
-        asking = Asking(names)
+        field, _ = form_of(body.response_format, body.structured_outputs)
+        asking = Asking(kind, request.headers.get(ID_HEADER), {"constraint": field, **(names or {})})
         try:
             with naming(asking._name):
                 for index, prompt in enumerate(prompts):
                     message = write_request(prompt, options)
-                    message.request_id = name if len(prompts) == 1 else f"{name}-{index}"
-                    message.traceparent = trace
-                    begun = await api.processor.accept(message, usual=usual)
+                    message.request_id = asking.id if len(prompts) == 1 else f"{asking.id}-{index}"
+                    message.traceparent = request.headers.get("traceparent", "")
+                    begun = await api.processor.accept(message, usual=usual or api.default_max_tokens)
                     asking.streams.append(begun)
                     for answer in begun.output.answers if record else ():
                         answer.steps = []

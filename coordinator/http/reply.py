@@ -24,8 +24,7 @@ from starlette.responses import Response
 from coordinator.answers.answer import RequestStats
 from coordinator.clock import beside
 from coordinator.http.api import Api
-from coordinator.http.asking import Asking, Prompt, Scored, new_id
-from coordinator.http.forms import form_of
+from coordinator.http.asking import Asking, Prompt, Scored
 from coordinator.http.schema import Body, StreamOptions
 from coordinator.http.stream import DONE, EventStream, event, failure, paced_events, paced_whole, while_connected
 from coordinator.reception.output_processor import AnswerOutput, OutputChunk, per_token_s
@@ -245,7 +244,6 @@ def _metrics(asking: Asking, frame: Frame) -> Object:
     return {"metrics": metrics_of(asking, frame.block_size, detailed=frame.detail == "detailed")}
 
 
-ID_HEADER = "x-request-id"  # answers have `request-id` as well, which Anthropic's clients read
 METRICS_HEADER = "x-spec-decode-metrics"
 
 
@@ -261,85 +259,39 @@ async def answered(
     names: Mapping[str, str] | None = None,
     usual: int | None = None,
 ) -> Response:
-    """kind: first word of the id. names: what fields of the gRPC interface are called in this body. usual: tokens of an
-    answer that sets no limit, where it is not the deployment's."""
+    """See `Asking.begin`."""
     terms = api.processor.cell.terms()
     model = api.check_model(body.model, terms)
     detail = _detail(request, body)
-    begun = await begin(
+    asking = await Asking.begin(
         api, request, body, prompts, options, kind=kind, names=names, usual=usual, record=detail != "none"
     )
     ids, wanted = bool(body.return_token_ids), body.stream_options or StreamOptions()
-    frame = Frame(begun.name, model, api.fingerprint(terms), terms.block_size, detail, ids, wanted)
-    return await respond(
-        api,
-        request,
-        begun,
-        streamed_reply(begun.asking, shape, frame) if body.stream else None,
-        partial(whole_reply, begun.asking, shape, frame),
-    )
-
-
-class Begun(NamedTuple):
-    """A request that was taken in. name: the answer's id."""
-
-    asking: Asking
-    name: str
-    headers: dict[str, str]
-
-
-async def begin(
-    api: Api,
-    request: Request,
-    body: Body,
-    prompts: Sequence[Prompt],
-    options: Sampling,
-    *,
-    kind: str,
-    names: Mapping[str, str] | None = None,
-    usual: int | None = None,
-    record: bool = False,
-) -> Begun:
-    """See `answered`, and `Asking.begin`."""
-    given = request.headers.get(ID_HEADER)
-    name = new_id(kind, given)
-    field, _ = form_of(body.response_format, body.structured_outputs)
-    names = {"constraint": field, **(names or {})}
-    trace = request.headers.get("traceparent", "")
-    asking = await Asking.begin(
-        api,
-        prompts,
-        options,
-        name,
-        names=names,
-        usual=usual or api.default_max_tokens,
-        trace=trace,
-        record=record,
-    )
-    return Begun(asking, name, dict.fromkeys((ID_HEADER, "request-id"), given or name))
+    frame = Frame(asking.id, model, api.fingerprint(terms), terms.block_size, detail, ids, wanted)
+    events = streamed_reply(asking, shape, frame) if body.stream else None
+    return await respond(api, request, asking, events, partial(whole_reply, asking, shape, frame))
 
 
 async def respond(
     api: Api,
     request: Request,
-    begun: Begun,
+    asking: Asking,
     events: AsyncGenerator[bytes] | None,
     whole: Callable[[], Coroutine[Any, Any, bytes]],
     failed: Callable[[Exception], bytes] = failure,
 ) -> Response:
     """The events of a stream, or the whole answer as JSON, at the deployment's pace. failed: see `EventStream`."""
-    asking = begun.asking
     longest = max(stream.request.max_tokens for stream in asking.streams)
     if events is not None:
         if api.pace is not None:
             events = paced_events(events, api.pace, longest)
         cut = api.processor.metrics.slow_readers_cut.inc
-        return EventStream(events, asking.gone, begun.headers, unread_s=api.unread_s, on_cut=cut, failed=failed)
+        return EventStream(events, asking.gone, asking.headers, unread_s=api.unread_s, on_cut=cut, failed=failed)
     try:
         answer = while_connected(request, whole(), asking.gone)
         if api.pace is not None:
             answer = paced_whole(answer, api.pace, longest)
-        return Response(await answer, media_type="application/json", headers=begun.headers)
+        return Response(await answer, media_type="application/json", headers=asking.headers)
     finally:
         asking.leave()
 
