@@ -23,12 +23,11 @@ from coordinator.lanes.request_state import RequestState
 from coordinator.lanes.request_state import SequenceLife as Life
 from coordinator.queue.scheduler import QueueBounds, Scheduler
 from coordinator.requests.request import Request
-from coordinator.simulation.device import Device
 from coordinator.simulation.drafter import SimulatedDrafter
 from coordinator.simulation.pair import SimulatedBlock, SimulatedContext, SimulatedPair
 from coordinator.simulation.verifier import SimulatedVerifier
 from coordinator.simulation.virtual_loop import run_virtual
-from coordinator.simulation.world import Hops, KVShape, World
+from coordinator.simulation.world import Device, Hops, KVShape, World
 from coordinator.watching.watch import Explain
 from dspark.rounds.control import Down, Listener, PassReport, Up
 from dspark.rounds.orders import Waits

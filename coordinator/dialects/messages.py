@@ -1,22 +1,246 @@
-"""/v1/messages: Anthropic's Messages, answered by chat."""
+"""/v1/messages: Anthropic's Messages, as bodies of chat, answered by chat."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import json
+from collections.abc import Container, Iterator
+from typing import Any, Literal, Self
 
 from fastapi import APIRouter, Depends, Request
+from pydantic import ConfigDict, Field, model_validator
 from starlette.responses import JSONResponse, Response
 
 from coordinator.answers.answer import End, Reason
-from coordinator.dialects.messages_body import CountBody, MessagesBody, arguments_of, translated
-from coordinator.dialects.telling import answer_chat, translated_chat
+from coordinator.dialects.telling import (
+    CommonFields,
+    Translated,
+    answer_chat,
+    check_beyond,
+    joined_texts,
+    ours,
+    string,
+    translated_chat,
+)
 from coordinator.http.api import Api
 from coordinator.http.calls import Part
 from coordinator.http.errors import as_message, described
+from coordinator.http.forms import BodyPart
 from coordinator.http.reply import Object
 from coordinator.http.schema import described_by, read_body
+from coordinator.http.template import read_arguments
 from coordinator.reception.input_processor import prompt_bytes
+from dspark.errors import InvalidRequest, Unsupported
+
+_TEXT = {"text": "text"}
+# Values that ask for nothing; the rest of what is known needs storage, or is not built.
+_IDLE: dict[str, tuple[Any, ...]] = {
+    "container": (),
+    "context_management": ({},),
+    "diagnostics": (),
+    "inference_geo": (),
+    "mcp_servers": ([],),
+    "output_format": (),
+    "speed": ("standard",),
+    "thread": (),
+    "user_profile_id": (),
+    "workspace_id": (),
+}
+_STORED = ("container", "thread")
+_NAMES = (
+    (r"stop$", "stop_sequences"),
+    ("response_format", "output_config.format"),
+    ("reasoning_effort", "output_config.effort"),
+    ("thinking_token_budget", "thinking.budget_tokens"),
+    (r"tools\[(\d+)\]\.function\.parameters", r"tools[\1].input_schema"),
+    (r"tools\[(\d+)\]\.function", r"tools[\1]"),
+    (r"tool_choice\.function", "tool_choice"),
+    ("continue_final_message", "messages"),
+)
+
+
+class MessagesTool(BodyPart):
+    """One that the client runs. What it says of caching and streaming changes nothing here."""
+
+    type: Literal["custom"] | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: dict[str, Any] | None = None
+    eager_input_streaming: bool | None = None
+
+
+class ToolChoice(BodyPart):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class MessagesFormat(BodyPart):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(BodyPart):
+    format: MessagesFormat | None = None
+    effort: str | None = None
+
+
+class Thinking(BodyPart):
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class MessagesBody(CommonFields):
+    """Of /v1/messages."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    messages: list[dict[str, Any]]
+    max_tokens: int
+    system: str | list[dict[str, Any]] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    tools: list[MessagesTool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    # Labels for the client's own books.
+    metadata: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _taken(self) -> Self:
+        check_beyond(self, _IDLE, _STORED)
+        return self
+
+
+class CountBody(MessagesBody):
+    """Of /v1/messages/count_tokens."""
+
+    max_tokens: int = 1
+
+
+def translated(body: MessagesBody, arguments: Container[str]) -> Translated:
+    """arguments: of the target's chat template. Raises InvalidRequest naming a field of the body."""
+    messages: list[Object] = []
+    places: list[str] = []
+    if body.system:
+        messages.append({"role": "system", "content": joined_texts(body.system, "system", _TEXT)})
+        places.append("system")
+    for index, message in enumerate(body.messages):
+        for made, place in _messages(message, f"messages[{index}]"):
+            messages.append(made)
+            places.append(place)
+    fields: Object = {
+        "model": body.model,
+        "messages": messages,
+        "max_tokens": body.max_tokens,
+        "stop": body.stop_sequences,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "tools": [_tool(tool) for tool in body.tools] if body.tools else None,
+        **_choice(body.tool_choice),
+        **_output(body.output_config),
+        **_thinking(body.thinking, arguments),
+        **ours(body),
+    }
+    if messages and messages[-1]["role"] == "assistant":  # the answer goes on with it
+        fields |= {"continue_final_message": True, "add_generation_prompt": False}
+    return Translated({name: value for name, value in fields.items() if value is not None}, places, _NAMES)
+
+
+def _messages(message: Object, field: str) -> list[tuple[Object, str]]:
+    """One turn as turns of chat: answers of tools are turns of their own."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise InvalidRequest(f"{field}.role", "must be user, assistant or system")
+    if isinstance(content, str):
+        return [({"role": role, "content": content}, f"{field}.content")]
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{field}.content", "must be a string or a list of blocks")
+    turn: Object = {"role": role}
+    texts: list[str] = []
+    made: list[tuple[Object, str]] = []
+    for index, block in enumerate(content):
+        at = f"{field}.content[{index}]"
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "text":
+            texts.append(string(block, "text", at))
+        elif kind == "tool_result" and role == "user":
+            said = block.get("content") or ""
+            answer = {
+                "tool_call_id": string(block, "tool_use_id", at),
+                "content": joined_texts(said, f"{at}.content", _TEXT),
+            }
+            made.append(({"role": "tool", **answer}, at))
+        elif kind == "tool_use" and role == "assistant":
+            function = {"name": string(block, "name", at), "arguments": block.get("input", {})}
+            read_arguments(function["arguments"], f"{at}.input")  # which a turn of chat would not name
+            call = {"id": string(block, "id", at), "type": "function", "function": function}
+            turn.setdefault("tool_calls", []).append(call)
+        elif kind == "thinking" and role == "assistant":
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + string(block, "thinking", at)
+        elif isinstance(kind, str):
+            raise Unsupported(f"{at}.type", f"{kind[:100]!r} is not supported in a turn of the {role}")
+        else:
+            raise InvalidRequest(at, "must be a block with a type")
+    if texts or len(turn) > 1 or not made:
+        made.append((turn | {"content": "\n".join(texts) or (None if len(turn) > 1 else "")}, field))
+    return made
+
+
+def _tool(tool: MessagesTool) -> Object:
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
+    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+
+
+def _choice(choice: ToolChoice | None) -> Object:
+    if choice is None:
+        return {}
+    named = {"type": "function", "function": {"name": choice.name}}
+    if choice.type == "tool" and choice.name is None:
+        raise InvalidRequest("tool_choice.name", "field required")
+    kinds: dict[str, Any] = {"auto": "auto", "none": "none", "any": "required", "tool": named}
+    parallel = None if choice.disable_parallel_tool_use is None else not choice.disable_parallel_tool_use
+    return {"tool_choice": kinds[choice.type], "parallel_tool_calls": parallel}
+
+
+def _output(config: OutputConfig | None) -> Object:
+    if config is None:
+        return {}
+    form = config.format and {"type": "json_schema", "json_schema": {"name": "answer", "schema": config.format.schema_}}
+    return {"response_format": form, "reasoning_effort": config.effort}
+
+
+def _thinking(asked: Thinking | None, arguments: Container[str]) -> Object:
+    """Where the template cannot be told, the target does as it does."""
+    if asked is None:
+        return {}
+    said = {"enable_thinking": asked.type != "disabled"} if "enable_thinking" in arguments else {}
+    return said | {"thinking_token_budget": asked.budget_tokens}
+
+
+def arguments_of(written: str) -> Any:
+    """The arguments of a call as JSON; as they were written where they are none that can be told."""
+    try:
+        made = json.loads(written or "{}", strict=False)
+        json.dumps(made, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return written
+    return made
 
 
 def routes(api: Api) -> APIRouter:

@@ -1,4 +1,5 @@
-"""/v1/responses: OpenAI's Responses, answered by chat."""
+"""/v1/responses: OpenAI's Responses, as bodies of chat, answered by chat. What needs an answer to be kept is refused by
+name."""
 
 from __future__ import annotations
 
@@ -6,19 +7,201 @@ import secrets
 import time
 from collections.abc import Iterator
 from functools import partial
+from typing import Any, Literal, Self
 
 from fastapi import APIRouter, Depends, Request
+from pydantic import ConfigDict, Field, model_validator
 from starlette.responses import Response
 
 from coordinator.answers.answer import End, Reason
-from coordinator.dialects.responses_body import ResponsesBody, translated
-from coordinator.dialects.telling import answer_chat
+from coordinator.dialects.telling import CommonFields, Translated, answer_chat, check_beyond, joined_texts, ours, string
 from coordinator.http.api import Api
 from coordinator.http.calls import Part
 from coordinator.http.errors import described
+from coordinator.http.forms import BodyPart
 from coordinator.http.reply import Object
-from coordinator.http.schema import described_by, read_body
+from coordinator.http.schema import StreamOptions, described_by, read_body
 from coordinator.reception.input_processor import prompt_bytes
+from dspark.errors import InvalidRequest, Unsupported
+
+_NAMES = (
+    ("max_tokens", "max_output_tokens"),
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    ("reasoning_effort", "reasoning.effort"),
+    (r"tools\[(\d+)\]\.function", r"tools[\1]"),
+    (r"tool_choice\.function", "tool_choice"),
+    ("messages", "input"),
+)
+# Values that ask for nothing; the rest of what is known needs storage, or is not built.
+_IDLE: dict[str, tuple[Any, ...]] = {
+    "access_programs": (),
+    "background": (False,),
+    "background_options": (),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "max_tool_calls": (),
+    "moderation": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+_STORED = ("background", "conversation", "previous_response_id", "prompt", "store")
+_INCLUDED = ("reasoning.encrypted_content",)  # thoughts are told in the open
+_TEXTS = dict.fromkeys(("input_text", "output_text", "text", "summary_text", "reasoning_text"), "text") | {
+    "refusal": "refusal"
+}
+
+
+class ResponsesTool(BodyPart):
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponsesChoice(BodyPart):
+    type: Literal["function"]
+    name: str
+
+
+class ResponsesFormat(BodyPart):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(BodyPart):
+    format: ResponsesFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(BodyPart):
+    effort: str | None = None
+    summary: Literal["auto"] | None = None
+
+
+class ResponsesBody(CommonFields):
+    """Of /v1/responses."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    tools: list[ResponsesTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    include: list[str] | None = None
+    # Labels for the client's own books.
+    metadata: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    user: str | None = None
+
+    @model_validator(mode="after")
+    def _taken(self) -> Self:
+        check_beyond(self, _IDLE, _STORED)
+        for index, name in enumerate(self.include or ()):
+            if name not in _INCLUDED:
+                raise Unsupported(f"include[{index}]", f"{name[:100]!r} is not supported")
+        return self
+
+
+def translated(body: ResponsesBody) -> Translated:
+    """Raises InvalidRequest naming a field of the body."""
+    messages: list[Object] = []
+    places: list[str] = []
+    if body.instructions:
+        messages.append({"role": "system", "content": body.instructions})
+        places.append("instructions")
+    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+    for index, item in enumerate(items):
+        at = "input" if isinstance(body.input, str) else f"input[{index}]"
+        _add(messages, item, at)
+        places += [at] * (len(messages) - len(places))
+    fields: Object = {
+        "model": body.model,
+        "messages": messages,
+        "max_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "tools": [_tool(tool) for tool in body.tools] if body.tools else None,
+        "tool_choice": _choice(body.tool_choice),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "response_format": _format(body.text.format if body.text is not None else None),
+        "reasoning_effort": body.reasoning.effort if body.reasoning is not None else None,
+        **ours(body),
+    }
+    return Translated({name: value for name, value in fields.items() if value is not None}, places, _NAMES)
+
+
+def _add(messages: list[Object], item: Object, at: str) -> None:
+    """Adds an item as a turn of chat, or to the assistant's turn that it belongs to."""
+    kind = item.get("type", "message")
+    if kind == "message":
+        role = item.get("role")
+        if role not in ("user", "assistant", "system", "developer"):
+            raise InvalidRequest(f"{at}.role", "must be user, assistant, system or developer")
+        said = {"role": role, "content": joined_texts(item.get("content"), f"{at}.content", _TEXTS)}
+        if role == "assistant" and _thinks(messages):
+            messages[-1] |= said
+        else:
+            messages.append(said)
+    elif kind == "function_call":
+        function = {"name": string(item, "name", at), "arguments": string(item, "arguments", at)}
+        call = {"id": string(item, "call_id", at), "type": "function", "function": function}
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": None})
+        messages[-1].setdefault("tool_calls", []).append(call)
+    elif kind == "function_call_output":
+        output = joined_texts(item.get("output"), f"{at}.output", _TEXTS)
+        messages.append({"role": "tool", "tool_call_id": string(item, "call_id", at), "content": output})
+    elif kind == "reasoning":
+        thought = joined_texts(item.get("content") or item.get("summary") or "", f"{at}.content", _TEXTS)
+        messages.append({"role": "assistant", "content": None, "reasoning_content": thought})
+    elif kind == "item_reference":
+        raise Unsupported(f"{at}.type", "'item_reference' is not supported: nothing is kept between requests")
+    else:
+        raise Unsupported(f"{at}.type", f"{str(kind)[:100]!r} is not supported")
+
+
+def _thinks(messages: list[Object]) -> bool:
+    """Whether the last turn is a thought whose answer is to come."""
+    return bool(messages) and "reasoning_content" in messages[-1] and messages[-1]["content"] is None
+
+
+def _tool(tool: ResponsesTool) -> Object:
+    function = tool.model_dump(exclude={"type"}, exclude_none=True)
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: str | ResponsesChoice | None) -> Any:
+    return {"type": "function", "function": {"name": choice.name}} if isinstance(choice, ResponsesChoice) else choice
+
+
+def _format(form: ResponsesFormat | None) -> Object | None:
+    if form is None or form.type != "json_schema":
+        return {"type": form.type} if form is not None else None
+    return {"type": "json_schema", "json_schema": {"name": form.name or "", "schema": form.schema_}}
 
 
 def routes(api: Api) -> APIRouter:

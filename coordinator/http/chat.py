@@ -15,12 +15,21 @@ from coordinator.http.api import Api
 from coordinator.http.asking import Scored, sampling
 from coordinator.http.calls import CallReader, Part
 from coordinator.http.forms import Form, form_of
-from coordinator.http.harmony import BEGINS, HarmonyReader
 from coordinator.http.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from coordinator.http.reply import Object, added, answered
 from coordinator.http.schema import ChatBody, described_by, read_body
 from coordinator.http.template import ChatTemplate, read_messages
-from coordinator.http.thoughts import BEGIN, END, PlainReader, Reader, ThoughtReader, part_of, with_budget
+from coordinator.http.thoughts import (
+    BEGIN,
+    BEGINS,
+    END,
+    HarmonyReader,
+    PlainReader,
+    Reader,
+    ThoughtReader,
+    part_of,
+    with_budget,
+)
 from coordinator.http.tools import Calling, read_tools
 from coordinator.reception.input_processor import LONG_TEXT, encoded, prompt_bytes
 from coordinator.reception.output_processor import OutputChunk

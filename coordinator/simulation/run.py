@@ -10,15 +10,13 @@ from coordinator.lanes.conduct import LaneContext
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.monitor import Monitor
 from coordinator.queue.scheduler import QueueBounds, Scheduler
-from coordinator.simulation.device import Device
 from coordinator.simulation.drafter import SimulatedDrafter
-from coordinator.simulation.load import SimulatedLoad
+from coordinator.simulation.load import Recorder, SimulatedLoad
 from coordinator.simulation.pair import SyntheticPair
-from coordinator.simulation.recorder import Recorder
 from coordinator.simulation.scenario import Scenario
 from coordinator.simulation.verifier import SimulatedVerifier
 from coordinator.simulation.virtual_loop import run_virtual
-from coordinator.simulation.world import KVShape, World
+from coordinator.simulation.world import Device, KVShape, World
 from dspark.loadgen.summary import spread
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.oracle import SyntheticOracle

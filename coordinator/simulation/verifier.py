@@ -14,11 +14,9 @@ from functools import partial
 from typing import Any
 
 from coordinator.lanes.facts import VerifierFacts
-from coordinator.simulation.device import Device
 from coordinator.simulation.drafter import Answered, Key, SimulatedDrafter
-from coordinator.simulation.pages import Pages
 from coordinator.simulation.pair import SimulatedContext
-from coordinator.simulation.world import SimulatedWorker, World, curve_of
+from coordinator.simulation.world import Device, Pages, SimulatedWorker, World, curve_of
 from dspark.rounds import events
 from dspark.rounds.control import Admission, Down, DrafterAt, Listener, PassReport, Started, Timing, Up, Use
 from dspark.rounds.loop import RoundLoop

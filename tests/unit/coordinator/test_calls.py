@@ -14,9 +14,8 @@ import xgrammar
 from coordinator.config import TOOL_FORMATS
 from coordinator.http import objects
 from coordinator.http.calls import CallReader, Part, joined
-from coordinator.http.harmony import HarmonyReader
 from coordinator.http.template import ChatTemplate
-from coordinator.http.thoughts import PlainReader, ThoughtReader, part_of, with_budget
+from coordinator.http.thoughts import HarmonyReader, PlainReader, ThoughtReader, part_of, with_budget
 from coordinator.http.tools import FORMATS, Tool, _form, format_of
 from dspark.errors import Unsupported
 

@@ -8,8 +8,7 @@ import pytest
 
 from coordinator.answers.answer import End, Reason
 from coordinator.dialects.messages import MessageWriter
-from coordinator.dialects.responses import ResponseWriter
-from coordinator.dialects.responses_body import ResponsesBody
+from coordinator.dialects.responses import ResponsesBody, ResponseWriter
 from coordinator.http.calls import Part
 from coordinator.http.schema import validated
 

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.simulation.device import Device
 from coordinator.simulation.run import simulate
 from coordinator.simulation.scenario import Scenario
 from coordinator.simulation.sweep import scenarios, table
 from coordinator.simulation.virtual_loop import Deadlock, run_virtual
-from coordinator.simulation.world import Hops
+from coordinator.simulation.world import Device, Hops
 from dspark.cli.main import main
 from dspark.errors import InvalidRequest
 from dspark.synthetic.spec import SyntheticSpec, load_spec, read_spec

@@ -19,11 +19,10 @@ from fakes import answer_of
 from report_cursor import ReportCursor
 from rounds_cell import SLOTS, ToyPair, costs
 
-from coordinator.simulation.device import Device
 from coordinator.simulation.drafter import Answered, SimulatedDrafter
 from coordinator.simulation.pair import SimulatedBlock, SimulatedContext
 from coordinator.simulation.verifier import SimulatedVerifier
-from coordinator.simulation.world import Hops, KVShape, World
+from coordinator.simulation.world import Device, Hops, KVShape, World
 from dspark.rounds.control import Admission, Down, DrafterAt, PassReport, Up
 from dspark.rounds.events import (
     Acknowledged,
