@@ -21,28 +21,19 @@ from coordinator.http.asking import Asking
 from coordinator.http.calls import Part, joined
 from coordinator.http.chat import AskedChat, read_chat
 from coordinator.http.errors import param_of
-from coordinator.http.forms import BodyPart, StructuredOutputs
 from coordinator.http.reply import MANY, Object, respond, usage_of
-from coordinator.http.schema import ChatBody, SpeculationFields, beyond, not_taken, validated
+from coordinator.http.schema import ChatBody, SharedFields, beyond, not_taken, validated
 from coordinator.http.thoughts import PlainReader, Reader
 from dspark.errors import InvalidRequest, Unsupported, naming
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
 
 
-class CommonFields(BodyPart):
-    """Fields that every interface here has beside its own."""
+class CommonFields(SharedFields):
+    """Those, and what chat has for all of them."""
 
-    seed: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
-    cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    structured_outputs: StructuredOutputs | None = None
     thinking_token_budget: int | None = None
-    speculation: SpeculationFields | None = None
 
 
 class Translated(NamedTuple):

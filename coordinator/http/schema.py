@@ -78,16 +78,30 @@ class SpeculationFields(BodyPart):
     label: str = ""
 
 
-class Body(BaseModel):
-    """What both kinds of requests share; None takes the deployment's default."""
+class SharedFields(BodyPart):
+    """What every interface here has beside its own; None takes the deployment's default."""
 
-    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+    seed: int | None = None
+    # vLLM's names.
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    cache_salt: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    # Ours.
+    speculation: SpeculationFields | None = None
+
+
+class Body(SharedFields):
+    """What both kinds of requests share."""
+
+    model_config = ConfigDict(extra="allow")
 
     model: str | None = None
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    seed: int | None = None
     stop: str | list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -98,20 +112,12 @@ class Body(BaseModel):
     response_format: ResponseFormat | None = None
     # vLLM's names.
     top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
     prompt_logprobs: int | None = None
-    cache_salt: str | None = None
-    structured_outputs: StructuredOutputs | None = None
     per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] | None = None
-    # Ours.
-    speculation: SpeculationFields | None = None
 
     @model_validator(mode="after")
     def _taken(self) -> Self:
