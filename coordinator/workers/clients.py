@@ -21,7 +21,7 @@ from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import auth_metadata
 from dspark.wire.control_down import write_down
 from dspark.wire.control_up import read_up
-from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2, verify_pb2, verify_pb2_grpc
 
 log = structlog.get_logger("dspark.clients")
 
@@ -176,7 +176,7 @@ class DrafterClient(WorkerStream):
         call = stub.Watch(draft_pb2.WatchRequest(incarnation=facts.incarnation), metadata=auth_metadata(token))
         super().__init__(facts.name, call)
 
-    def _hear(self, message: draft_pb2.Draining) -> None:
+    def _hear(self, message: types_pb2.Draining) -> None:
         self._on_draining(message.finish_within_ms / 1000)
 
     def _lost(self, why: str) -> None:
