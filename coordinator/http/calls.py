@@ -8,7 +8,6 @@ depend on how the text is cut.
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -46,13 +45,24 @@ def joined(parts: Iterable[Part]) -> list[Part]:
     return made
 
 
+def parted(held: str, marks: Iterable[str], blank: str = "") -> tuple[str, str, str]:
+    """(the text before the first of the marks, that mark, what is behind it). Where none is there yet: (what can be
+    told, "", what may yet begin one, and the characters of `blank` before it)."""
+    at, mark = min(((place, mark) for mark in marks if (place := held.find(mark)) >= 0), default=(-1, ""))
+    if mark:
+        return held[:at], mark, held[at + len(mark) :]
+    keep = max((overlap(held, mark) for mark in marks), default=0)
+    while keep < min(len(held), _BLANK) and held[-keep - 1] in blank:
+        keep += 1
+    return held[: len(held) - keep], "", held[len(held) - keep :]
+
+
 class CallReader:
     """Of one answer."""
 
     def __init__(self, form: Format) -> None:
         self._form = form
         self._marks = (form.trigger, *form.around) if form.marked else ()
-        self._any = re.compile("|".join(map(re.escape, self._marks)))
         self._held = ""  # not told yet
         self._said = False  # any text was told since the last call
         # Where calls have no mark of their own the whole answer is one, or none is.
@@ -87,22 +97,15 @@ class CallReader:
         return self._behind_call() if self._tail else self._in_text(parts)
 
     def _in_text(self, parts: list[Part]) -> bool:
-        found = self._any.search(self._held) if self._marks else None
-        if found is not None:
-            self._say(self._held[: found.start()].rstrip("\n"), parts)
-            self._held = self._held[found.end() :]
-            if found[0] == self._form.trigger:
-                self._call = _OpenCall(self._form)
-            return True
-        keep = max((overlap(self._held, mark) for mark in self._marks), default=0)
-        # White space before a call is none of the answer.
-        between = self.calls and not self._said and not self._held[: len(self._held) - keep].strip()
-        blank = " \t\r\n" if between else "\n"
-        while self._marks and keep < min(len(self._held), _BLANK) and self._held[-keep - 1] in blank:
-            keep += 1
-        self._say(self._held[: len(self._held) - keep], parts)
-        self._held = self._held[len(self._held) - keep :]
-        return False
+        text, mark, rest = parted(self._held, self._marks, "\n" if self._marks else "")
+        if self._marks and not mark and self.calls and not self._said and not text.strip():
+            self._held = self._held[-_BLANK:]  # white space before a call is none of the answer
+            return False
+        self._held = rest
+        self._say(text.rstrip("\n") if mark else text, parts)
+        if mark == self._form.trigger:
+            self._call = _OpenCall(self._form)
+        return bool(mark)
 
     def _say(self, text: str, parts: list[Part]) -> None:
         text = text if self._said or self.calls else text.lstrip("\n")

@@ -13,10 +13,9 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from coordinator.http.calls import Part, new_call_id
+from coordinator.http.calls import Part, new_call_id, parted
 from coordinator.http.forms import Form
 from coordinator.http.tools import Shape
-from coordinator.reception.output_processor import overlap
 from dspark.errors import InvalidRequest, Unsupported
 
 BEGIN, END = "<think>", "</think>"
@@ -94,16 +93,10 @@ class ThoughtReader:
         return self._behind() + self._rest.close()
 
     def _inside(self) -> list[Part]:
-        at = self._held.find(END)
-        if at >= 0:
-            parts = self._thought(self._held[:at].rstrip("\n"))
-            self._held, self._state, self._said = self._held[at + len(END) :], "behind", False
-            return parts
-        keep = overlap(self._held, END)
-        while keep < min(len(self._held), _BLANK) and self._held[-keep - 1] == "\n":
-            keep += 1
-        parts = self._thought(self._held[: len(self._held) - keep])
-        self._held = self._held[len(self._held) - keep :]
+        text, mark, self._held = parted(self._held, (END,), "\n")
+        parts = self._thought(text.rstrip("\n") if mark else text)
+        if mark:
+            self._state, self._said = "behind", False
         return parts
 
     def _thought(self, text: str) -> list[Part]:
@@ -164,7 +157,6 @@ _MESSAGE = "<|message|>"
 _START = "<|start|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
 _HEADS = (_START, BEGINS, "to=")
-_ENDED = re.compile("|".join(map(re.escape, _ENDS)))
 _CALLED = re.compile(r"to=functions\.([A-Za-z0-9_.-]{1,64})")
 _LONGEST = 256  # characters of a head
 
@@ -213,16 +205,12 @@ class HarmonyReader:
         return True
 
     def _body(self, parts: list[Part]) -> bool:
-        ended = _ENDED.search(self._held)
-        if ended is None:
-            keep = max(overlap(self._held, mark) for mark in _ENDS)
-            self._tell(self._held[: len(self._held) - keep], parts)
-            self._held = self._held[len(self._held) - keep :]
-            return False
-        self._tell(self._held[: ended.start()], parts)
-        self._held = self._held[ended.start() if ended[0] == _START else ended.end() :]
-        self._kind = ""
-        return True
+        text, mark, rest = parted(self._held, _ENDS)
+        self._tell(text, parts)
+        self._held = mark + rest if mark == _START else rest
+        if mark:
+            self._kind = ""
+        return bool(mark)
 
     def _tell(self, text: str, parts: list[Part]) -> None:
         if not text:
