@@ -6,7 +6,7 @@ import hashlib
 import ipaddress
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
@@ -19,7 +19,6 @@ from coordinator.http.errors import UnknownModel
 from coordinator.http.template import ChatTemplate, find_template
 from coordinator.reception.input_processor import InputProcessor
 from coordinator.reception.pacing import PacketPace, read_pace
-from coordinator.requests.validation import DEFAULT_MAX_TOKENS
 from dspark.errors import ConfigError, Denied, Forbidden
 from dspark.runtime.identity import model_name
 from dspark.runtime.roles import METRICS, Role, Roles
@@ -32,35 +31,27 @@ Guard = Callable[[Request], Awaitable[None]]
 class Api:
     """One HTTP front.
 
-    guard: a dependency that raises Denied; `operator_guard` for what clients need not see. unread_s: how long a client
-    may leave an event untaken. default_max_tokens: of an answer without a limit. template: of the target. tool_format:
-    how it writes calls; empty reads it off the template. name: what
-    clients call the target; empty takes its own. local: only this machine can come in, and nobody asks it for a key, so
-    web pages must not either. pace: hides what packets tell of answers. security: of the listener. origins: web pages
-    that may ask from a browser. version: of this software.
+    guard: a dependency that raises Denied; `operator_guard` for what clients need not see. template: of the target.
+    pace: hides what packets tell of answers. security: of the listener. local: only this machine can come in, and
+    nobody asks it for a key, so web pages must not either.
     """
 
     processor: InputProcessor
+    config: ClientsConfig
     guard: Guard
     operator_guard: Guard
-    unread_s: float = 10.0
-    default_max_tokens: int = DEFAULT_MAX_TOKENS
-    template: ChatTemplate | None = None
-    name: str = ""
-    tool_format: str = ""
-    local: bool = True
-    pace: PacketPace | None = None
-    security: Security = field(default_factory=Security)
-    origins: tuple[str, ...] = ()
-    version: str = field(default_factory=lambda: dspark.__version__)
+    template: ChatTemplate | None
+    pace: PacketPace | None
+    security: Security
+    local: bool
 
     def model(self, terms: CellTerms) -> str:
         """The name clients use: the one that was given, the folder's, or the hub id."""
-        return model_name(terms.model, self.name)
+        return model_name(terms.model, self.config.served_model)
 
     def fingerprint(self, terms: CellTerms) -> str:
         """Changes when the target's weights or this software do: what an answer under a seed depends on."""
-        made = hashlib.sha256(f"{terms.fingerprint} {self.version}".encode())
+        made = hashlib.sha256(f"{terms.fingerprint} {dspark.__version__}".encode())
         return f"fp_{made.hexdigest()[:12]}"
 
     def check_model(self, asked: str | None, terms: CellTerms) -> str:
@@ -94,30 +85,27 @@ def make_api(config: ClientsConfig, processor: InputProcessor) -> Api:
     assert config.http is not None
     security = Security.of(replace(config, bind=config.http))
     security.check_bind(config.http)
+    asked = Role.CLIENT not in security.access.open_to
+    _check_origins(config.cors_origin, asked)
     return Api(
         processor,
-        guard=guard_of(security, CLIENTS),
-        operator_guard=guard_of(security, METRICS),
-        unread_s=config.max_unread_s,
-        default_max_tokens=config.default_max_tokens,
-        tool_format=config.tool_format,
-        template=find_template(config.target, config.target_revision),
-        name=config.served_model or "",
-        local=is_loopback(split_endpoint(config.http)[0]) and Role.CLIENT in security.access.open_to,
-        pace=read_pace(config),
-        security=security,
-        origins=_origins(config.cors_origin, asked=Role.CLIENT not in security.access.open_to),
+        config,
+        guard_of(security, CLIENTS),
+        guard_of(security, METRICS),
+        find_template(config.target, config.target_revision),
+        read_pace(config),
+        security,
+        local=is_loopback(split_endpoint(config.http)[0]) and not asked,
     )
 
 
-def _origins(given: tuple[str, ...], *, asked: bool) -> tuple[str, ...]:
+def _check_origins(given: tuple[str, ...], asked: bool) -> None:
     """asked: whether callers are asked who they are."""
     for origin in given:
         if origin == "*" and not asked:
             raise ConfigError("cors_origin: * lets any web page in where nobody is asked for a key; name origins")
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise ConfigError(f"cors_origin: {origin[:100]!r} is not a scheme, a host and perhaps a port")
-    return given
 
 
 def guard_of(security: Security, roles: Roles) -> Guard:

@@ -26,10 +26,10 @@ def build_app(api: Api, routers: Iterable[APIRouter] = ()) -> FastAPI:
     mine = (system.routes(api), chat.routes(api), completions.routes(api), system.tokenizing_routes(api))
     for router in (*mine, *routers):
         app.include_router(router, dependencies=[Depends(from_here)])
-    if api.origins:
+    if api.config.cors_origin:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=api.origins,
+            allow_origins=api.config.cors_origin,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "request-id", "retry-after", "retry-after-ms"],

@@ -141,7 +141,7 @@ class Asking:
                     message = write_request(prompt, options)
                     message.request_id = asking.id if len(prompts) == 1 else f"{asking.id}-{index}"
                     message.traceparent = request.headers.get("traceparent", "")
-                    begun = await api.processor.accept(message, usual=usual or api.default_max_tokens)
+                    begun = await api.processor.accept(message, usual=usual or api.config.default_max_tokens)
                     asking.streams.append(begun)
                     for answer in begun.output.answers if record else ():
                         answer.steps = []

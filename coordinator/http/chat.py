@@ -179,7 +179,7 @@ def read_calling(api: Api, body: ChatBody) -> Calling | None:
     field, form = form_of(body.response_format, body.structured_outputs)
     answer = None if form is None else part_of(form, field)
     asked = (body.tools, body.tool_choice, body.parallel_tool_calls)
-    return read_tools(*asked, api.template, api.tool_format, special, answer, field)
+    return read_tools(*asked, api.template, api.config.tool_format, special, answer, field)
 
 
 async def read_prompt(api: Api, body: ChatBody, calling: Calling | None = None) -> tuple[int, ...]:

@@ -286,7 +286,8 @@ async def respond(
         if api.pace is not None:
             events = paced_events(events, api.pace, longest)
         cut = api.processor.metrics.slow_readers_cut.inc
-        return EventStream(events, asking.gone, asking.headers, unread_s=api.unread_s, on_cut=cut, failed=failed)
+        unread_s = api.config.max_unread_s
+        return EventStream(events, asking.gone, asking.headers, unread_s=unread_s, on_cut=cut, failed=failed)
     try:
         answer = while_connected(request, whole(), asking.gone)
         if api.pace is not None:

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
+import dspark
 from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.chat import read_prompt
@@ -70,7 +71,7 @@ def routes(api: Api) -> APIRouter:
 
     @router.get("/version", tags=["operation"])
     async def version() -> dict[str, str]:
-        return {"version": api.version}
+        return {"version": dspark.__version__}
 
     return router
 
