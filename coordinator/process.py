@@ -14,7 +14,7 @@ from coordinator.cells.control import ControlService
 from coordinator.cells.frontends import CELL, CellService
 from coordinator.cells.journal import Journal
 from coordinator.cells.journal_file import JournalFile
-from coordinator.cells.local_cell import LocalCell, Offer
+from coordinator.cells.local_cell import LocalCell
 from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
 from coordinator.frontend.front_end import LAST_WRITES_S, FrontEnd
@@ -111,7 +111,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     access = WorkerAccess(config.describe_deadline_s, security.token, security.tls, config.flap_limit)
     membership = Membership(admission, lanes, access, explain=explain, warm_up_s=config.warm_up_s, rule=rule)
     tracing = _traced(config, name, admission, membership, clock, metrics)
-    cell = LocalCell(admission, membership, Offer(policy=policy, rule=rule), journal)
+    cell = LocalCell(admission, membership, policy, rule, journal)
     frontends = CellService(cell, clock, metrics)
     front = FrontEnd(config, shell, cell, tokenizer, most=config.max_running + config.max_queued + SPARE_STREAMS)
     servicers = (

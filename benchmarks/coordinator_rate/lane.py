@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks import real_cell
 from benchmarks.row import Row, note, quiet
 from coordinator.cells.frontends import FrontendConnection
-from coordinator.cells.local_cell import LocalCell, Offer
+from coordinator.cells.local_cell import LocalCell
 from coordinator.lanes.conduct import Conduct, LaneContext
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.monitor import Monitor
@@ -107,7 +107,7 @@ async def _running_lane(
     front: asyncio.Task[None] | None = None
     try:
         assert await membership.announce(addresses) == len(addresses)
-        cell = LocalCell(admission, membership, Offer(parse_policy(policy)))
+        cell = LocalCell(admission, membership, parse_policy(policy))
         hello = frontend_pb2.FrontendHello(name="frontend/0")
         attachment = FrontendConnection(cell, hello, clock, metrics)
         front = asyncio.create_task(_read(attachment))

@@ -105,7 +105,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             drafters=[drafter.facts.name for drafter in lane.drafters],
             running=len(lane.states) - waiting,
             waiting=waiting,
-            policy=str(self._cell.offer.policy),
+            policy=str(self._cell.policy),
             cost_curve_in_force=lane.facts.cost is not None,
             verify_cost=_cost(lane.facts.cost),
             draft_cost=_cost(draft),

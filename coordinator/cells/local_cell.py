@@ -25,14 +25,6 @@ from dspark.types import Rule
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """Defaults of the deployment."""
-
-    policy: Policy
-    rule: Rule = Rule.BLOCK
-
-
-@dataclass(frozen=True, slots=True)
 class LocalHandle:
     """The states of one request by answer, but for those that were complete when it was resumed."""
 
@@ -52,12 +44,18 @@ class LocalHandle:
 
 
 class LocalCell:
-    """The one way in, whatever the front end."""
+    """The one way in, whatever the front end. policy, rule: of requests that name none."""
 
     def __init__(
-        self, admission: Scheduler, membership: Membership, offer: Offer, journal: Journal | None = None
+        self,
+        admission: Scheduler,
+        membership: Membership,
+        policy: Policy,
+        rule: Rule = Rule.BLOCK,
+        journal: Journal | None = None,
     ) -> None:
-        self.admission, self.membership, self.offer, self.journal = admission, membership, offer, journal
+        self.admission, self.membership, self.policy, self._rule = admission, membership, policy, rule
+        self.journal = journal
         # Drafters may serve several coordinators, so numbers of two of them must not meet.
         self._numbers = itertools.count(secrets.randbits(47) << 16)
 
@@ -79,8 +77,8 @@ class LocalCell:
             capacity=max(capacities) if all(capacities) else 0,
             stop_token_ids=verifiers[0].stop_token_ids,
             has_tokenizer=False,
-            policy=self.offer.policy,
-            rule=Rule.COUPLED if distrusted else self.offer.rule,
+            policy=self.policy,
+            rule=Rule.COUPLED if distrusted else self._rule,
         )
         drafter = drafters[0] if drafters else None
         return CellTerms(

@@ -10,7 +10,7 @@ from rounds_cell import RoundsCell, virtual
 
 from coordinator.cells import frontends as room
 from coordinator.cells.frontends import FrontendConnection
-from coordinator.cells.local_cell import LocalCell, Offer
+from coordinator.cells.local_cell import LocalCell
 from coordinator.lanes.monitor import Monitor
 from dspark.errors import Overloaded
 from dspark.rounds.policy import parse_policy
@@ -19,7 +19,7 @@ from dspark.wire.v1 import frontend_pb2, generate_pb2
 
 async def attached(cell: RoundsCell) -> FrontendConnection:
     members: Any = SimpleNamespace(verifiers=[cell.lane.facts], drafters=[], ready=True, monitor=Monitor(cell.metrics))
-    local = LocalCell(cell.admission, members, Offer(parse_policy("off")))
+    local = LocalCell(cell.admission, members, parse_policy("off"))
     return FrontendConnection(local, frontend_pb2.FrontendHello(name="f"), cell.clock, cell.metrics)
 
 
