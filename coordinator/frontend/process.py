@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 
 import structlog
@@ -10,7 +9,7 @@ import structlog
 from coordinator.cells.cell import served
 from coordinator.config import FrontendConfig
 from coordinator.frontend.front_end import LAST_WRITES_S, FrontEnd
-from coordinator.frontend.remote_cell import CoordinatorAddress, RemoteCell
+from coordinator.frontend.remote_cell import RemoteCell
 from coordinator.reception.tokenizer import find_tokenizer
 from dspark.errors import ConfigError
 from dspark.runtime.security import split_endpoint
@@ -56,7 +55,6 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> Frontend
     cell: RemoteCell | None = None
     shell = Shell("frontend", config, lambda: config.target or served(cell), config.http)
     tokenizer = find_tokenizer(config.target, config.target_revision)
-    clock = asyncio.get_running_loop()
     hello = frontend_pb2.FrontendHello(name=name, incarnation=shell.incarnation, pid=os.getpid())
 
     def changed(serving: bool) -> None:
@@ -65,11 +63,11 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> Frontend
 
     try:
         cell = RemoteCell(
-            CoordinatorAddress(config.coordinator, shell.security.token, shell.security.tls),
+            config.coordinator,
+            shell.security,
             max_calls=config.max_streams,
-            hello=lambda: hello,
+            hello=hello,
             on_change=changed,
-            clock=clock,
             metrics=shell.metrics,
         )
         most = config.max_streams + SPARE_STREAMS

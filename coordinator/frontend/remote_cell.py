@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import grpc
 import structlog
@@ -17,13 +16,12 @@ import structlog
 from coordinator.answers.output_queue import OutputSink
 from coordinator.cells import cell_wire
 from coordinator.cells.cell import CellTerms, SubmitRequest
-from coordinator.clock import Clock
 from coordinator.frontend.link import CoordinatorConnection, RemoteHandle
 from dspark.errors import DsparkError, Overloaded, PeerError, Unavailable
 from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import FRONT_WATCH_MS, auth_metadata, open_channel
+from dspark.runtime.security import Security
 from dspark.runtime.telemetry import Metrics
-from dspark.runtime.tls import Tls
 from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc
 
 log = structlog.get_logger("dspark.frontend")
@@ -33,31 +31,23 @@ RETRY_S = 0.5  # what a client hears when this front end is full
 ABORT_S = 5.0  # longest wait for the coordinator to say what was running
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorAddress:
-    """Where it is, what it is shown, and whom it has to be."""
-
-    endpoint: str
-    token: str | None = None
-    tls: Tls | None = None
-
-
 class RemoteCell:
-    """`on_change` is called with whether requests can be asked for, whenever that changes."""
+    """endpoint: of its coordinator. hello: said at every attachment. `on_change` is called with whether requests can be
+    asked for, whenever that changes."""
 
     def __init__(
         self,
-        coordinator: CoordinatorAddress,
+        endpoint: str,
+        security: Security,
         *,
         max_calls: int,
-        hello: Callable[[], frontend_pb2.FrontendHello],
+        hello: frontend_pb2.FrontendHello,
         on_change: Callable[[bool], None],
-        clock: Clock,
         metrics: Metrics,
     ) -> None:
-        self._coordinator, self._max_calls = coordinator, max_calls
-        self._hello, self._on_change, self._clock, self._metrics = hello, on_change, clock, metrics
-        self._closed = f"the coordinator at {coordinator.endpoint} is not attached"
+        self._endpoint, self._security, self._max_calls = endpoint, security, max_calls
+        self._hello, self._on_change, self._metrics = hello, on_change, metrics
+        self._closed = f"the coordinator at {endpoint} is not attached"
         self._terms: CellTerms | None = None
         self._link: CoordinatorConnection | None = None
         self._told: asyncio.Event = asyncio.Event()
@@ -135,11 +125,11 @@ class RemoteCell:
     async def _attach(self) -> bool:
         """From hello to the end of one stream; returns whether anything was heard."""
         heard, why = False, "the stream ended"
-        link = CoordinatorConnection(self._hello(), self._clock, self._metrics)
-        channel = open_channel(self._coordinator.endpoint, tls=self._coordinator.tls, watch_ms=FRONT_WATCH_MS)
+        link = CoordinatorConnection(self._hello, asyncio.get_running_loop(), self._metrics)
+        channel = open_channel(self._endpoint, tls=self._security.tls, watch_ms=FRONT_WATCH_MS)
         try:
             stub = frontend_pb2_grpc.CellStub(channel)  # type: ignore[no-untyped-call]
-            async for batch in ending_as_told(stub.Attach(link, metadata=auth_metadata(self._coordinator.token))):
+            async for batch in ending_as_told(stub.Attach(link, metadata=auth_metadata(self._security.token))):
                 heard, self._link = True, link
                 self._metrics.cell_batches.labels(direction="in").inc()
                 if batch.HasField("terms"):
@@ -149,16 +139,16 @@ class RemoteCell:
             why = f"{error.code().name.lower()}: {error.details()}"
         except PeerError as error:
             why = f"it broke the protocol: {error}"
-            log.error("frontend.protocol", coordinator=self._coordinator.endpoint, problem=str(error))
+            log.error("frontend.protocol", coordinator=self._endpoint, problem=str(error))
         except Exception as error:  # a bug: requests end, and the next attachment has its chance
             why = "a bug in the front end"
-            log.error("frontend.failed", coordinator=self._coordinator.endpoint, exc_info=error)
+            log.error("frontend.failed", coordinator=self._endpoint, exc_info=error)
         finally:
             self._link = None
-            self._set_terms(None, f"the coordinator at {self._coordinator.endpoint} is not attached ({why})")
+            self._set_terms(None, f"the coordinator at {self._endpoint} is not attached ({why})")
             link.cut_all("the coordinator is gone")
             await channel.close()
-        log.warning("frontend.detached", coordinator=self._coordinator.endpoint, why=why)
+        log.warning("frontend.detached", coordinator=self._endpoint, why=why)
         return heard
 
     def _take_terms(self, message: frontend_pb2.Terms) -> None:
