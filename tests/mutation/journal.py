@@ -49,6 +49,11 @@ JOURNALS = [
                 "requests=[_request(entry)], epochs=_epochs(entry))",
                 "requests=[_request(entry)])",
             ),
+            (
+                "an epoch without a commit is not kept in the next segment",
+                "        if said.epoch\n",
+                "        if said.epoch and said.tokens\n",
+            ),
             ("a prompt's salt is no part of a request", ", request.choices, request.cache_salt)", ", request.choices)"),
             (
                 "the number of answers is no part of a request",

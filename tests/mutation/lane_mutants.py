@@ -6,7 +6,6 @@ from tests.mutation.mutant import Mutant, caught_by, in_file
 
 L = "tests/unit/coordinator/test_lane.py::test_"
 SEVERAL = "tests/unit/coordinator/test_choices.py::test_"
-E = "tests/unit/coordinator/test_epochs_journaled.py::test_"
 SETTLES = (f"{L}a_verifier_that_will_leave_settles_its_sequences_and_they_move",)
 WRITTEN = (f"{L}r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged_before_it_is_shown",)
 IN_ORDER = (f"{L}r7_a_report_that_is_not_the_next_one_orphans_its_sequence",)
@@ -192,15 +191,6 @@ LANES: list[Mutant] = [
             "(LifeEvent.TURNED_AWAY, LifeEvent.ORPHANED",
             "(LifeEvent.ORPHANED",
             NO_PAGE,
-        ),
-    ),
-    *in_file(
-        "coordinator/cells/journal.py",
-        (
-            "an epoch without a commit is not kept in the next segment",
-            "        if said.epoch\n",
-            "        if said.epoch and said.tokens\n",
-            (f"{E}it_outlives_a_second_crash_and_commits_of_lower_ones",),
         ),
     ),
     *in_file(
