@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from coordinator.http.api import Api
 from coordinator.http.asking import Prompt, Scored, sampling
-from coordinator.http.logprobs import EchoLogprobs, TokenTexts, completion_logprobs, prompt_logprobs
+from coordinator.http.logprobs import TokenTexts, completion_logprobs, echo_logprobs, prompt_logprobs
 from coordinator.http.reply import Object, answered
 from coordinator.http.schema import CompletionBody, described_by, read_body
 from coordinator.reception.input_processor import decoded, prompt_bytes
@@ -59,10 +59,11 @@ class CompletionShape:
     def opening(self, prompt: int, scored: Scored | None) -> Object | None:
         if self._echoes is None:
             return None
-        told = self._echoed(scored)
-        if told is not None:
-            self._before[prompt] = told.characters
-        return {"text": self._echoes[prompt], "logprobs": told.written() if told is not None else None}
+        told = None
+        if scored is not None and self._logprobs is not None:
+            told = echo_logprobs(self._texts, scored, self._logprobs)
+            self._before[prompt] = sum(map(len, told["tokens"]))
+        return {"text": self._echoes[prompt], "logprobs": told}
 
     def part(self, prompt: int, shown: OutputChunk) -> Object:
         before = self._told((prompt, shown.index), shown)
@@ -74,12 +75,6 @@ class CompletionShape:
     def whole(self, made: Object, scored: Scored | None) -> Object:
         asked = scored if self._prompt_logprobs is not None else None
         return {"text": "", "logprobs": None, **made, **prompt_logprobs(self._texts, asked, self._prompt_logprobs)}
-
-    def _echoed(self, scored: Scored | None) -> EchoLogprobs | None:
-        """Those of the prompt, where it is shown and they are asked for."""
-        if scored is None or self._echoes is None or self._logprobs is None:
-            return None
-        return EchoLogprobs(self._texts, scored, self._logprobs)
 
     def _told(self, key: tuple[int, int], shown: OutputChunk) -> int:
         before = self._said.get(key, self._before.get(key[0], 0))

@@ -6,6 +6,8 @@ writes them, or by themselves, as vLLM does.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from coordinator.http.asking import Scored
@@ -58,51 +60,36 @@ def chat_logprobs(texts: TokenTexts, shown: OutputChunk) -> dict[str, Any] | Non
     return {"content": content, "refusal": None}
 
 
+Row = tuple[int, float | None, Iterable[tuple[int, float]]]  # a token, its log-probability, the likeliest in its place
+
+
+def _listed(texts: TokenTexts, rows: Sequence[Row], before: int = 0) -> dict[str, Any]:
+    """As OpenAI writes those of completions, `before` characters into the text."""
+    tokens = [texts.text_of(token) for token, _, _ in rows]
+    return {
+        "text_offset": list(accumulate(map(len, tokens[:-1]), initial=before)),
+        "token_logprobs": [value for _, value, _ in rows],
+        "tokens": tokens,
+        "top_logprobs": [{texts.text_of(token): value for token, value in top} or None for _, _, top in rows],
+    }
+
+
 def completion_logprobs(texts: TokenTexts, shown: OutputChunk, before: int) -> dict[str, Any] | None:
-    """Of a part of a completion that begins `before` characters into the text; None where nothing was asked for."""
-    tokens, values, tops, offsets = [], [], [], []
-    for token, one in zip(shown.tokens, shown.logprobs, strict=False):
-        text = texts.text_of(token)
-        tokens.append(text)
-        values.append(one.logprob)
-        tops.append({texts.text_of(other): value for other, value in _top(one)} or None)
-        offsets.append(before)
-        before += len(text)
-    if not tokens:
-        return None
-    return {"text_offset": offsets, "token_logprobs": values, "tokens": tokens, "top_logprobs": tops}
+    """Of a part of a completion; None where nothing was asked for."""
+    rows = [(token, one.logprob, _top(one)) for token, one in zip(shown.tokens, shown.logprobs, strict=False)]
+    return _listed(texts, rows, before) if rows else None
+
+
+def echo_logprobs(texts: TokenTexts, scored: Scored, top: int) -> dict[str, Any]:
+    """Of the prompt that a completion begins with; `top` likeliest tokens at each position but the first."""
+    told = scored.told
+    tops = zip(told.top_ids[:, :top].tolist(), told.top_logprobs[:, :top].tolist(), strict=True)
+    values, likeliest = [None, *told.logprobs.tolist()], [(), *(zip(*each, strict=True) for each in tops)]
+    return _listed(texts, list(zip(scored.ids, values, likeliest, strict=True)))
 
 
 def _top(one: ScoredToken) -> list[tuple[int, float]]:
     return list(zip(one.top_ids, one.top_logprobs, strict=True))
-
-
-class EchoLogprobs:
-    """Of the prompt that a completion begins with; `top` likeliest tokens at each position."""
-
-    def __init__(self, texts: TokenTexts, scored: Scored, top: int) -> None:
-        self._texts = texts
-        self._tokens = [texts.text_of(token) for token in scored.ids]
-        self._values: list[float | None] = [None, *scored.told.logprobs.tolist()]
-        rows = zip(scored.told.top_ids[:, :top].tolist(), scored.told.top_logprobs[:, :top].tolist(), strict=True)
-        self._tops = [None, *(self._named(ids, values) for ids, values in rows)]
-        self.characters = sum(map(len, self._tokens))  # as offsets count them
-
-    def written(self) -> dict[str, Any]:
-        """As those of the answer, whose offsets begin with `characters`."""
-        offsets, at = [], 0
-        for token in self._tokens:
-            offsets.append(at)
-            at += len(token)
-        return {
-            "text_offset": offsets,
-            "token_logprobs": self._values,
-            "tokens": self._tokens,
-            "top_logprobs": self._tops,
-        }
-
-    def _named(self, ids: list[int], values: list[float]) -> dict[str, float] | None:
-        return dict(zip(map(self._texts.text_of, ids), values, strict=True)) or None
 
 
 def prompt_logprobs(texts: TokenTexts, scored: Scored | None, top: int | None = None) -> dict[str, Any]:

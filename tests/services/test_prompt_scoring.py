@@ -17,7 +17,7 @@ import torch
 from faults import oracle
 
 from coordinator.http import completions, reply
-from coordinator.http.logprobs import EchoLogprobs
+from coordinator.http.logprobs import echo_logprobs
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.client import AsyncClient, Chunk, Client, Completion, Finished, InvalidRequest, PromptLogprobs
 from dspark.types import MAX_PROMPT_LOGPROBS
@@ -207,12 +207,11 @@ def test_what_a_stream_tells_of_a_long_prompt_is_made_once_and_beside_the_event_
 ) -> None:
     threads: list[int] = []
 
-    class Watched(EchoLogprobs):
-        def __init__(self, *told: Any) -> None:
-            threads.append(threading.get_ident())
-            super().__init__(*told)
+    def watched(*told: Any) -> dict[str, Any]:
+        threads.append(threading.get_ident())
+        return echo_logprobs(*told)
 
-    monkeypatch.setattr(completions, "EchoLogprobs", Watched)
+    monkeypatch.setattr(completions, "echo_logprobs", watched)
     monkeypatch.setattr(reply, "MANY", 4)
     with http.openai() as client:
         asked: Any = {"model": "target", "max_tokens": 3, "echo": True, "logprobs": 2, "n": 3}
