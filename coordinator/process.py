@@ -17,7 +17,7 @@ from coordinator.cells.journal_file import JournalFile
 from coordinator.cells.local_cell import LocalCell
 from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
-from coordinator.frontend.front_end import LAST_WRITES_S, FrontEnd
+from coordinator.frontend.front_end import ClientsProcess, FrontEnd
 from coordinator.lanes.conduct import Conduct, LaneContext
 from coordinator.lanes.monitor import Monitor
 from coordinator.queue.scheduler import QueueBounds, Scheduler
@@ -33,7 +33,7 @@ from dspark.rounds.policy import Policy, parse_policy
 from dspark.runtime.security import split_endpoint
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.setting import check_settings
-from dspark.runtime.shell import Servicer, Shell, ShellProcess
+from dspark.runtime.shell import Servicer, Shell
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Rule
 from dspark.wire.v1 import control_pb2_grpc, frontend_pb2_grpc
@@ -49,14 +49,12 @@ CONTROL = "dspark.wire.v1.Control"
 SPARE_STREAMS = 256  # of one connection, for calls that are being refused: beyond, gRPC refuses without a hint
 
 
-class CoordinatorProcess(ShellProcess):
+class CoordinatorProcess(ClientsProcess):
     """A serving coordinator."""
 
-    last_s = LAST_WRITES_S
-
     def __init__(self, shell: Shell, cell: LocalCell, front: FrontEnd, tracing: Any) -> None:
-        super().__init__(shell)
-        self.cell, self._front, self._tracing = cell, front, tracing
+        super().__init__(shell, cell, front)
+        self.cell, self._tracing = cell, tracing
 
     @property
     def membership(self) -> Membership:
@@ -66,24 +64,8 @@ class CoordinatorProcess(ShellProcess):
     def admission(self) -> Scheduler:
         return self.cell.admission
 
-    @property
-    def http_url(self) -> str | None:
-        """Of the HTTP front, if there is one."""
-        return self._front.http_url
-
-    def _leave(self, grace_s: float) -> None:
-        self.admission.draining = True
-
-    async def _empty(self, grace_s: float) -> None:
-        await self.admission.emptied(grace_s)
-        self.admission.cut_all()
-        await self._front.last_calls(grace_s)
-
     async def _close(self, grace_s: float) -> None:
-        await self._front.close(grace_s)
-        await self.membership.close()
-        if self.cell.journal is not None:
-            self.cell.journal.close()
+        await super()._close(grace_s)
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.shutdown)  # sends what it still holds
 
@@ -127,10 +109,8 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         membership.on_serving = _health(shell.server, admission)
         membership.on_serving(membership.ready)
     except BaseException:
-        await membership.close()
+        await cell.close()
         await shell.abandon()
-        if journal is not None:
-            journal.close()
         raise
     log.info(
         "coordinator.serving",

@@ -48,9 +48,7 @@ class RequestHandle(Protocol):
 class CellPort(Protocol):
     """A coordinator and its workers. Errors say whose fault it is, and mean that nothing was taken in."""
 
-    @property
-    def draining(self) -> bool:
-        """Whether it takes nobody new because it is about to end."""
+    draining: bool  # it takes nobody new because it is about to end
 
     def terms(self) -> CellTerms: ...
 
@@ -61,6 +59,15 @@ class CellPort(Protocol):
 
     async def abort(self, request_ids: Sequence[str]) -> list[str]:
         """Ends running requests in good order, whoever asked for them; returns those that were running."""
+
+    async def emptied(self, longest_s: float) -> None:
+        """Until no request is open, or for so long."""
+
+    def cut_all(self) -> None:
+        """Ends every request, saying where its answer stands."""
+
+    async def close(self) -> None:
+        """Lets everything go that it holds."""
 
 
 def served(cell: CellPort | None) -> str:

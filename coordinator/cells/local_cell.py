@@ -63,6 +63,21 @@ class LocalCell:
     def draining(self) -> bool:
         return self.admission.draining
 
+    @draining.setter
+    def draining(self, draining: bool) -> None:
+        self.admission.draining = draining
+
+    async def emptied(self, longest_s: float) -> None:
+        await self.admission.emptied(longest_s)
+
+    def cut_all(self) -> None:
+        self.admission.cut_all()
+
+    async def close(self) -> None:
+        await self.membership.close()
+        if self.journal is not None:
+            self.journal.close()
+
     def terms(self) -> CellTerms:
         """By what the connected workers said of themselves."""
         verifiers, drafters = self.membership.verifiers, self.membership.drafters

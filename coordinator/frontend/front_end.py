@@ -19,7 +19,7 @@ from coordinator.reception.tokenizer import Tokenizer
 from dspark.errors import ConfigError
 from dspark.runtime.security import streams_per_connection
 from dspark.runtime.server import LEAST_PUBLIC_PING_MS, PUBLIC_LOOKAHEAD, ServerLimits
-from dspark.runtime.shell import Servicer, Shell
+from dspark.runtime.shell import Servicer, Shell, ShellProcess
 from dspark.runtime.wire_limits import MAX_REQUEST
 from dspark.wire.v1 import generate_pb2_grpc
 
@@ -99,10 +99,33 @@ class FrontEnd:
         self._http = HttpServer(app, self._config.http, most=self._most, security=api.security, metrics=metrics)
         await self._http.start()
 
-    async def last_calls(self, grace_s: float) -> None:
-        """Behind the last answer."""
-        await asyncio.sleep(min(grace_s, LAST_CALLS_S))
-
     async def close(self, grace_s: float) -> None:
         if self._http is not None:
             await self._http.stop(min(grace_s, LAST_WRITES_S))
+
+
+class ClientsProcess(ShellProcess):
+    """A process that clients talk to, whether its cell is here or elsewhere."""
+
+    last_s = LAST_WRITES_S
+
+    def __init__(self, shell: Shell, cell: CellPort, front: FrontEnd) -> None:
+        super().__init__(shell)
+        self._cell, self._front = cell, front
+
+    @property
+    def http_url(self) -> str | None:
+        """Of the HTTP front, if there is one."""
+        return self._front.http_url
+
+    def _leave(self, grace_s: float) -> None:
+        self._cell.draining = True
+
+    async def _empty(self, grace_s: float) -> None:
+        await self._cell.emptied(grace_s)
+        self._cell.cut_all()
+        await asyncio.sleep(min(grace_s, LAST_CALLS_S))
+
+    async def _close(self, grace_s: float) -> None:
+        await self._front.close(grace_s)
+        await self._cell.close()

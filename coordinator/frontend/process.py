@@ -8,13 +8,13 @@ import structlog
 
 from coordinator.cells.cell import served
 from coordinator.config import FrontendConfig
-from coordinator.frontend.front_end import LAST_WRITES_S, FrontEnd
+from coordinator.frontend.front_end import ClientsProcess, FrontEnd
 from coordinator.frontend.remote_cell import RemoteCell
 from coordinator.reception.tokenizer import find_tokenizer
 from dspark.errors import ConfigError
 from dspark.runtime.security import split_endpoint
 from dspark.runtime.setting import check_settings
-from dspark.runtime.shell import Shell, ShellProcess
+from dspark.runtime.shell import Shell
 from dspark.wire.v1 import frontend_pb2
 
 log = structlog.get_logger("dspark.frontend")
@@ -22,31 +22,12 @@ log = structlog.get_logger("dspark.frontend")
 SPARE_STREAMS = 64  # for calls that are being refused: beyond, gRPC refuses without a hint
 
 
-class FrontendProcess(ShellProcess):
+class FrontendProcess(ClientsProcess):
     """A serving front end."""
 
-    last_s = LAST_WRITES_S
-
     def __init__(self, shell: Shell, cell: RemoteCell, front: FrontEnd) -> None:
-        super().__init__(shell)
-        self.cell, self._front = cell, front
-
-    @property
-    def http_url(self) -> str | None:
-        """Of the HTTP front, if there is one."""
-        return self._front.http_url
-
-    def _leave(self, grace_s: float) -> None:
-        self.cell.draining = True
-
-    async def _empty(self, grace_s: float) -> None:
-        await self.cell.emptied(grace_s)
-        self.cell.cut_all("the front end stops")
-        await self._front.last_calls(grace_s)
-
-    async def _close(self, grace_s: float) -> None:
-        await self._front.close(grace_s)
-        await self.cell.close()
+        super().__init__(shell, cell, front)
+        self.cell = cell
 
 
 async def start(config: FrontendConfig, *, name: str = "frontend/0") -> FrontendProcess:

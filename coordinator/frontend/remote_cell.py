@@ -98,16 +98,14 @@ class RemoteCell:
         return self._told.is_set()
 
     async def emptied(self, longest_s: float) -> None:
-        """Until no request is open, or for so long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(longest_s):
                 if self._link is not None:
                     await self._link.emptied()
 
-    def cut_all(self, why: str) -> None:
-        """Ends every request, saying where its answer stands."""
+    def cut_all(self) -> None:
         if self._link is not None:
-            self._link.cut_all(why)
+            self._link.cut_all("the front end stops")
 
     async def close(self) -> None:
         if self._running is not None:

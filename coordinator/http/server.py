@@ -47,8 +47,7 @@ class Exhausted:
     def __init__(self, loop: asyncio.AbstractEventLoop, refused: Callable[[], None]) -> None:
         self._loop, self._refused = loop, refused
         self._before = loop.get_exception_handler()
-        self._failed = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._quiet_until = 0.0
         loop.set_exception_handler(self._heard)
 
     def stop(self) -> None:
@@ -64,16 +63,9 @@ class Exhausted:
                 loop.default_exception_handler(context)
             return
         self._refused()
-        self._failed += 1
-        if self._timer is None:
-            self._say(context.get("exception"))
-
-    def _say(self, error: object) -> None:
-        self._timer = None
-        if self._failed:
-            log.warning("http.no_descriptors", attempts=self._failed, error=str(error))
-            self._failed = 0
-            self._timer = self._loop.call_later(SAY_EVERY_S, self._say, error)
+        if loop.time() >= self._quiet_until:
+            self._quiet_until = loop.time() + SAY_EVERY_S
+            log.warning("http.no_descriptors", error=str(context.get("exception")))
 
 
 BACKLOG = 2048
