@@ -126,25 +126,20 @@ def _read_end(ended: frontend_pb2.Ended) -> End:
     return End(reason, token_id=ended.matched_token_id if ended.HasField("matched_token_id") else None)
 
 
-_Failed, _Drop = frontend_pb2.Failed, frontend_pb2.Drop
+_Failed = frontend_pb2.Failed
 _FAILURES: tuple[tuple[frontend_pb2.Failed.Kind, type[Exception]], ...] = (  # the first that fits counts
     (_Failed.KIND_UNSUPPORTED, Unsupported),
     (_Failed.KIND_INVALID, InvalidRequest),
     (_Failed.KIND_OVERLOADED, Overloaded),
     (_Failed.KIND_UNAVAILABLE, Unavailable),
     (_Failed.KIND_EXPIRED, Expired),
+    (_Failed.KIND_CANCELLED, RequestCancelled),
     (_Failed.KIND_INTERNAL, Exception),
-)
-_WHYS: tuple[tuple[frontend_pb2.Drop.Why, type[Exception], str], ...] = (
-    (_Drop.WHY_CANCELLED, RequestCancelled, "the client went away"),
-    (_Drop.WHY_EXPIRED, Expired, "the front end's deadline passed"),
-    (_Drop.WHY_SLOW_READER, Overloaded, "the client reads too slowly"),
-    (_Drop.WHY_FAILED, Exception, "the front end failed"),
 )
 
 
 def write_failure(call: int, error: Exception) -> frontend_pb2.Failed:
-    """What a front end needs to give its client the status that the coordinator would have given."""
+    """What the other side needs to take an error for its own: a client's status, or what became of a request."""
     kind = next(kind for kind, errors in _FAILURES if isinstance(error, errors))
     failed = frontend_pb2.Failed(call=call, kind=kind, message=str(error))
     if isinstance(error, InvalidRequest):
@@ -158,23 +153,9 @@ def read_failure(failed: frontend_pb2.Failed) -> Exception:
     kind = dict(_FAILURES).get(failed.kind, Exception)
     if issubclass(kind, InvalidRequest):
         return kind(failed.field, failed.message)
-    return _made(kind, failed.message, failed.retry_after_ms / 1000)
-
-
-def write_why(error: Exception) -> frontend_pb2.Drop.Why:
-    return next(why for why, errors, _ in _WHYS if isinstance(error, errors))
-
-
-def read_why(why: frontend_pb2.Drop.Why) -> Exception:
-    """One that nobody knows is the client's own."""
-    kind, said = {each: (errors, said) for each, errors, said in _WHYS}.get(why, _WHYS[0][1:])
-    return _made(kind, said, 1.0)
-
-
-def _made(kind: type[Exception], said: str, retry_after_s: float) -> Exception:
     if issubclass(kind, Overloaded):
-        return kind(said, retry_after_s)
-    return PeerError(said) if kind is Exception else kind(said)
+        return kind(failed.message, failed.retry_after_ms / 1000)
+    return PeerError(failed.message) if kind is Exception else kind(failed.message)
 
 
 def write_terms(terms: CellTerms) -> frontend_pb2.Terms:

@@ -95,7 +95,7 @@ class FrontendConnection:
         for drop in batch.drops:
             relay = self._forget(drop.call, "drop")
             if relay is not None:
-                self._cut(relay, cell_wire.read_why(drop.why))
+                self._cut(relay, cell_wire.read_failure(drop))
         for abort in batch.aborts:
             names = abort.request_ids[:MAX_ABORTS]
             running = [name for name in names if self._cell.admission.abort(name)]

@@ -42,7 +42,7 @@ class RemoteHandle:
 
     def cut(self, error: Exception) -> None:
         if self._link.forget(self):
-            self._link.send("drops", frontend_pb2.Drop(call=self.number, why=cell_wire.write_why(error)))
+            self._link.send("drops", cell_wire.write_failure(self.number, error))
             self.sink.close(error)
 
     def fail(self, error: Exception) -> None:

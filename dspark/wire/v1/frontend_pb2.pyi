@@ -20,10 +20,10 @@ class FrontendBatch(_message.Message):
     hello: FrontendHello
     submits: _containers.RepeatedCompositeFieldContainer[Submit]
     finishes: _containers.RepeatedCompositeFieldContainer[Finish]
-    drops: _containers.RepeatedCompositeFieldContainer[Drop]
+    drops: _containers.RepeatedCompositeFieldContainer[Failed]
     aborts: _containers.RepeatedCompositeFieldContainer[AbortCall]
     number: int
-    def __init__(self, hello: _Optional[_Union[FrontendHello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., finishes: _Optional[_Iterable[_Union[Finish, _Mapping]]] = ..., drops: _Optional[_Iterable[_Union[Drop, _Mapping]]] = ..., aborts: _Optional[_Iterable[_Union[AbortCall, _Mapping]]] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[FrontendHello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., finishes: _Optional[_Iterable[_Union[Finish, _Mapping]]] = ..., drops: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., aborts: _Optional[_Iterable[_Union[AbortCall, _Mapping]]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class FrontendHello(_message.Message):
     __slots__ = ("name", "endpoint", "incarnation", "pid", "metrics_port")
@@ -60,26 +60,6 @@ class Finish(_message.Message):
     call: int
     index: int
     def __init__(self, call: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
-
-class Drop(_message.Message):
-    __slots__ = ("call", "why")
-    class Why(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-        __slots__ = ()
-        WHY_UNSPECIFIED: _ClassVar[Drop.Why]
-        WHY_CANCELLED: _ClassVar[Drop.Why]
-        WHY_EXPIRED: _ClassVar[Drop.Why]
-        WHY_SLOW_READER: _ClassVar[Drop.Why]
-        WHY_FAILED: _ClassVar[Drop.Why]
-    WHY_UNSPECIFIED: Drop.Why
-    WHY_CANCELLED: Drop.Why
-    WHY_EXPIRED: Drop.Why
-    WHY_SLOW_READER: Drop.Why
-    WHY_FAILED: Drop.Why
-    CALL_FIELD_NUMBER: _ClassVar[int]
-    WHY_FIELD_NUMBER: _ClassVar[int]
-    call: int
-    why: Drop.Why
-    def __init__(self, call: _Optional[int] = ..., why: _Optional[_Union[Drop.Why, str]] = ...) -> None: ...
 
 class AbortCall(_message.Message):
     __slots__ = ("call", "request_ids")
@@ -168,6 +148,7 @@ class Failed(_message.Message):
         KIND_UNAVAILABLE: _ClassVar[Failed.Kind]
         KIND_EXPIRED: _ClassVar[Failed.Kind]
         KIND_INTERNAL: _ClassVar[Failed.Kind]
+        KIND_CANCELLED: _ClassVar[Failed.Kind]
     KIND_UNSPECIFIED: Failed.Kind
     KIND_INVALID: Failed.Kind
     KIND_UNSUPPORTED: Failed.Kind
@@ -175,6 +156,7 @@ class Failed(_message.Message):
     KIND_UNAVAILABLE: Failed.Kind
     KIND_EXPIRED: Failed.Kind
     KIND_INTERNAL: Failed.Kind
+    KIND_CANCELLED: Failed.Kind
     CALL_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
