@@ -11,6 +11,7 @@ from typing import Any, cast
 from coordinator.answers.answer import CommittedTokens, End, FirstCommit, Reason, Round
 from coordinator.cells.cell import CellTerms
 from coordinator.requests.validation import Limits
+from dspark.client.fields import copied
 from dspark.errors import Expired, InvalidRequest, Overloaded, PeerError, RequestCancelled, Unavailable, Unsupported
 from dspark.rounds.policy import parse_policy
 from dspark.types import Rule
@@ -180,15 +181,5 @@ def read_terms(message: frontend_pb2.Terms) -> CellTerms:
         policy, rule = parse_policy(message.policy, field="terms.policy"), Rule(message.rule)
     except (InvalidRequest, ValueError) as error:
         raise PeerError(f"terms that nobody understands: {error}") from error
-    limits = Limits(
-        vocab_size=message.vocab_size,
-        context_length=message.context_length,
-        capacity=message.capacity,
-        stop_token_ids=tuple(message.stop_token_ids),
-        has_tokenizer=False,
-        policy=policy,
-        rule=rule,
-    )
-    return CellTerms(
-        message.model, message.drafter, message.block_size, limits, message.fingerprint, not message.starting
-    )
+    limits = copied(Limits, message, has_tokenizer=False, policy=policy, rule=rule)
+    return copied(CellTerms, message, limits=limits, ready=not message.starting)

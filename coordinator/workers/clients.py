@@ -181,3 +181,6 @@ class DrafterClient(WorkerStream):
 
     def _lost(self, why: str) -> None:
         self._on_lost(why)
+
+
+WorkerPort = VerifierClient | DrafterClient

@@ -21,7 +21,7 @@ from coordinator.lanes.facts import DrafterFacts, VerifierFacts
 from coordinator.lanes.lane import Lane
 from coordinator.queue.scheduler import Scheduler
 from coordinator.watching.watch import Explain
-from coordinator.workers.clients import DrafterClient, VerifierClient
+from coordinator.workers.clients import DrafterClient, VerifierClient, WorkerPort
 from coordinator.workers.descriptions import (
     drafter_facts,
     drafter_mismatch,
@@ -30,7 +30,7 @@ from coordinator.workers.descriptions import (
     verifier_mismatch,
 )
 from coordinator.workers.warming import Unwarmed, warm
-from coordinator.workers.worker import Address, WorkerAccess, WorkerConnection, WorkerPort, WorkerRole
+from coordinator.workers.worker import Address, WorkerAccess, WorkerConnection, WorkerRole
 from dspark.types import Rule
 from dspark.wire.v1 import draft_pb2, verify_pb2
 
@@ -265,7 +265,7 @@ class Membership:
             each.address.role is WorkerRole.VERIFY and each.state == "warming" for each in self._workers.values()
         )
 
-    def _fitting(self, client: VerifierClient | DrafterClient) -> list[tuple[VerifierClient, DrafterClient]]:
+    def _fitting(self, client: WorkerPort) -> list[tuple[VerifierClient, DrafterClient]]:
         """The worker with everybody of the other role that it fits to."""
         pairs = [
             (verifier, drafter)
@@ -274,7 +274,7 @@ class Membership:
         ]
         return [pair for pair in pairs if drafter_mismatch(pair[0].facts, pair[1].facts) is None]
 
-    async def _warm(self, worker: WorkerConnection, client: VerifierClient | DrafterClient) -> str | None:
+    async def _warm(self, worker: WorkerConnection, client: WorkerPort) -> str | None:
         """Why it cannot serve. That drafted steps of two workers do not run is no reason."""
         warmed = list[tuple[VerifierClient, DrafterClient]]()
         first = self._warm_up_s > 0 and not worker.has_run

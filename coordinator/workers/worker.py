@@ -11,13 +11,13 @@ import enum
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import structlog
 
-from coordinator.lanes.facts import DrafterFacts, VerifierFacts
 from coordinator.workers.breaker import CircuitBreaker
+from coordinator.workers.clients import WorkerPort
 from dspark.runtime.channel import WORKER_WATCH_MS, auth_metadata, open_channel
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.tls import Tls
@@ -55,19 +55,6 @@ class WorkerAccess:
     token: str | None = None
     tls: Tls | None = None
     losses: int = 4  # within a minute, after which one is held off; 0: never
-
-
-class WorkerPort(Protocol):
-    """What speaks with a worker that was taken in."""
-
-    @property
-    def facts(self) -> DrafterFacts | VerifierFacts: ...
-
-    def close(self, why: str) -> None:
-        """Lets the worker go."""
-
-    async def ended(self) -> None:
-        """Waits until its stream is gone for good."""
 
 
 class WorkerConnection:
