@@ -33,7 +33,7 @@ class Desk:
 
     def __init__(self, journal: Journal | None, toy: RoundsCell | None = None) -> None:
         self.toy = toy or RoundsCell()
-        self.cell = LocalCell(self.toy.admission, None, None, journal)  # type: ignore[arg-type]
+        self.cell = LocalCell(self.toy.admission, None, None, journal=journal)  # type: ignore[arg-type]
         self.shown: dict[int, list[int]] = {}
 
     def ask(
