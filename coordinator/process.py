@@ -149,9 +149,10 @@ def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
     """Refuses what cannot work, by name, before anything is opened; returns the default policy and rule."""
     check_settings(config, "coordinator")
     if config.otel_endpoint is not None:
-        split_endpoint(config.otel_endpoint)
-    for endpoint in (*config.verify, *config.draft):
-        split_endpoint(endpoint)
+        split_endpoint(config.otel_endpoint, "coordinator.otel_endpoint")
+    for key, endpoints in (("verify", config.verify), ("draft", config.draft)):
+        for endpoint in endpoints:
+            split_endpoint(endpoint, f"coordinator.{key}")
     try:
         return (
             parse_policy(config.policy, field="coordinator.policy"),

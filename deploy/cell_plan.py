@@ -11,7 +11,7 @@ from deploy import ray_environment
 from deploy.autoscale import AutoscaleConfig
 from deploy.config import NO_DRAFTER, TLS_FILES, ClusterConfig
 from deploy.head import free_ports
-from deploy.service_registry import load_settings
+from deploy.service_registry import check_room, load_settings
 from deploy.topology import ProcessRole, Topology, desired, homes, threads_of
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import parse_policy
@@ -92,8 +92,9 @@ def plan_topology(
         )
         for role in ProcessRole
     }
-    plan = settings[ProcessRole.COORDINATOR]
-    _check_words("coordinator", plan["policy"], plan["rule"])
+    for role in ProcessRole:
+        if role is not ProcessRole.FRONTEND and (role is not ProcessRole.DRAFT or config.drafter != NO_DRAFTER):
+            check_room(role, settings[role])
     for own in settings.values():  # one name on every process's metrics
         own["served_model"] = own["served_model"] or settings[ProcessRole.COORDINATOR]["served_model"]
     if config.address is not None:  # who joins a cluster does not know what its machines have

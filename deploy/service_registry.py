@@ -53,6 +53,11 @@ def load_settings(
     return {name: getattr(config, name) for name in known}
 
 
+def check_room(role: ProcessRole, settings: Mapping[str, Any]) -> None:
+    """Raises ConfigError for settings that the room itself would refuse, before it loads anything."""
+    importlib.import_module(f"{ROOMS[role].package}.process").check(config_class(role)(**settings))
+
+
 async def start_room(role: ProcessRole, settings: Mapping[str, Any], *, name: str) -> Process:
     """Runs the room in this process, on the running event loop."""
     keep_to(settings.get("cpus") or "", f"{ROOMS[role].section}.cpus")  # first: threads inherit it

@@ -70,5 +70,5 @@ def check(config: FrontendConfig) -> None:
     """Refuses what cannot work, by name, before anything is opened."""
     if not config.coordinator:
         raise ConfigError("frontend.coordinator: give the coordinator's host:port")
-    split_endpoint(config.coordinator)
+    split_endpoint(config.coordinator, "frontend.coordinator")
     check_settings(config, "frontend")
