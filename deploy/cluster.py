@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import Any
@@ -45,6 +47,18 @@ _SEPARATOR = "#"
 LOOK_S = 3.0  # between two looks for a place
 
 
+@contextlib.contextmanager
+def _own_handler() -> Iterator[None]:
+    """Ray puts its own handler of SIGTERM in the place of ours, and none when it leaves."""
+    ours = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, ours)
+
+
+@_own_handler()
 def connect(address: str, *, local: bool) -> None:
     """Makes this process a driver of the cluster at `address`."""
     _check_reachable(address)
@@ -76,6 +90,7 @@ def _check_reachable(address: str) -> None:
         raise NothingStarted(f"cannot join the Ray cluster at {address}: {error}") from error
 
 
+@_own_handler()
 def disconnect() -> None:
     """Leaves the cluster; detached actors stay."""
     ray.shutdown()

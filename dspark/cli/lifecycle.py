@@ -97,7 +97,6 @@ def _stay(cell: Cell) -> None:
     from deploy.down import take_down
     from dspark.client.cell import NoCell, find_cell, is_alive
 
-    signal.signal(signal.SIGTERM, _interrupt)  # Ray has put its own in the place of ours
     there = answered = time.monotonic()
     with contextlib.suppress(NoCell):
         try:
