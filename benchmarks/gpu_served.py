@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import random
-from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.ours import Meter
@@ -14,10 +11,11 @@ from benchmarks.real_cell import windowed
 from benchmarks.row import note
 from deploy.processes import ProcessCell
 from dspark.client.request import Sampling
+from dspark.loadgen import prompts
 from dspark.loadgen import run as loop
-from dspark.loadgen.prompts import Question
 
 CONTEXT, ANSWER = 1024, 3072  # tokens of a prompt; of an answer, longer than any window
+PROMPTS = 256  # more than are asked for at any load
 SETTLE_S, WINDOW_S = 7.0, 6.0  # all prompts are in after the first
 TINY_CONTEXT, TINY_ANSWER, TINY_SETTLE_S, TINY_WINDOW_S = 64, 1024, 4.0, 3.0
 
@@ -53,7 +51,7 @@ def measure(pair: Pair, *, tiny: bool, page_size: int, graphs: bool, mean: float
             options = Sampling(policy="fixed:7", temperature=0.0, ignore_eos=True, max_tokens=answer)
             plan = loop.LoadPlan(concurrency=count, duration_s=settle_s + window_s)
             meter.lap()
-            asked = _prompts(context, pair)
+            asked = prompts.cycle(prompts.random_ids(PROMPTS, context, pair.vocabulary, 0), 0)
             point = asyncio.run(windowed(cell.endpoint, options, asked, plan, settle_s, window_s))
             clocks = meter.lap()
             value[f"{count} streams"] = found = {
@@ -64,11 +62,3 @@ def measure(pair: Pair, *, tiny: bool, page_size: int, graphs: bool, mean: float
             }
             note(f"{count} streams, served: {found}")
     return value
-
-
-def _prompts(length: int, pair: Pair) -> Iterator[Question]:
-    """Random ids, none twice."""
-    vocabulary = pair.vocabulary
-    for number in itertools.count():
-        rng = random.Random(f"prompt/{number}")
-        yield Question(tuple(rng.randrange(2, vocabulary) for _ in range(length)))

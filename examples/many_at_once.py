@@ -1,4 +1,4 @@
-"""Asks several questions at the same time and gives one up half-way; what it held is free at once.
+"""Asks several questions at the same time.
 
 python examples/many_at_once.py
 """
@@ -19,24 +19,12 @@ async def ask(client: AsyncClient, prompt: str) -> str:
             await asyncio.sleep(full.retry_after_s)
 
 
-async def give_up(client: AsyncClient, prompt: str) -> int:
-    seen = 0
-    async with client.generate(prompt, max_tokens=1_000, ignore_eos=True) as stream:
-        async for event in stream:
-            seen += len(event.token_ids)
-            if seen > 20:
-                break  # leaving the block ends the request
-    return seen
-
-
 async def main() -> int:
     try:
         async with AsyncClient() as client:
             print((await client.model_info()).model)
-            left = asyncio.create_task(give_up(client, PROMPTS[0]))
             for prompt, answer in zip(PROMPTS, await asyncio.gather(*(ask(client, p) for p in PROMPTS)), strict=True):
                 print(f"--- {prompt}{answer}")
-            print(f"--- gave one up after {await left} tokens")
     except DsparkError as error:
         print(error, file=sys.stderr)
         return 1

@@ -75,10 +75,8 @@ def test_an_answer_is_streamed(home: Path, name: str) -> None:
     assert re.search(r"\n\[\d+ tokens, \d\.\d\d a round\]\n", said)
 
 
-def test_many_are_asked_at_once_and_one_is_given_up(home: Path) -> None:
-    said = run("many_at_once.py")
-    assert said.count("---") == 4
-    assert re.search(r"gave one up after \d+ tokens", said)
+def test_many_are_asked_at_once(home: Path) -> None:
+    assert run("many_at_once.py").count("---") == 3
 
 
 def ended(cell: ProcessCell, outcome: str) -> float:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,18 +36,6 @@ GREEDY = SamplingParams(temperature=0.0)
 LONGEST = 450  # tokens of a neighbour's sequence
 ALONE = 10_000  # messages at the end of a crowd's, whose refusals are timed
 PLAN = Plan(1, Terms(PlanKind.OFF, 0))  # a round begins when the one before is acknowledged
-KINDS = (  # (stream, command) of the messages, in turn
-    ("verify", "admission"),
-    ("verify", "plan"),
-    ("verify", "drafter"),
-    ("verify", "acknowledged"),
-    ("verify", "released"),
-    ("verify", "kept"),
-    ("draft", "order"),
-    ("draft", "open"),
-    ("draft", "close"),
-    ("draft", "keep"),
-)
 
 
 class Ended(Exception):
@@ -158,6 +147,20 @@ class Victim:
         self.number = number << 32  # of its sequence
         self._orders = 0
         self.turned_away = 0  # honest prompts and contexts that were refused
+        other, down, up = types_pb2.SequenceRef(sequence=1 << 50, epoch=1), control.message, draft_pb2.RoundsCommand
+        # (stream, command) -> an honest one, in turn
+        self.commands: dict[tuple[str, str], Callable[[], Any]] = {
+            ("verify", "admission"): lambda: down(self._admission((1 << 40) + self.number)),
+            ("verify", "plan"): lambda: down(Plan(2, Terms(PlanKind.FIXED, 4))),
+            ("verify", "drafter"): lambda: down(DrafterAt(1, "127.0.0.1:9", 5)),
+            ("verify", "acknowledged"): lambda: down(Acknowledged(self.number, 1, 0)),
+            ("verify", "released"): lambda: down(Release(1 << 50, 1, How.DROP)),
+            ("verify", "kept"): lambda: down(Keep(frozenset({(self.number, 1), (1 << 50, 1)}))),
+            ("draft", "order"): self._order,
+            ("draft", "open"): lambda: up(open=self._opening((1 << 40) + self.number)),
+            ("draft", "close"): lambda: up(close=draft_pb2.CloseContexts(sequences=[other])),
+            ("draft", "keep"): lambda: up(keep=draft_pb2.KeepContexts(sequences=[self._mine(), other])),
+        }
 
     async def renew(self) -> None:
         """A sequence that is held, and a context for it; whatever was there before is let go."""
@@ -180,43 +183,22 @@ class Victim:
         await self.streams["verify"].tell(Keep(frozenset()))
         await self.streams["draft"].write(draft_pb2.RoundsCommand(keep=draft_pb2.KeepContexts()))
 
-    def command(self, number: int) -> Any:
-        """An honest message of the numbered kind."""
-        control, ref = self.streams["verify"], types_pb2.SequenceRef(sequence=1 << 50, epoch=1)
-        match KINDS[number]:
-            case _, "admission":
-                return control.message(self._admission((1 << 40) + self.number))
-            case _, "plan":
-                return control.message(Plan(2, Terms(PlanKind.FIXED, 4)))
-            case _, "drafter":
-                return control.message(DrafterAt(1, "127.0.0.1:9", 5))
-            case _, "acknowledged":
-                return control.message(Acknowledged(self.number, 1, 0))
-            case _, "released":
-                return control.message(Release(1 << 50, 1, How.DROP))
-            case _, "kept":
-                return control.message(Keep(frozenset({(self.number, 1), (1 << 50, 1)})))
-            case _, "order":
-                self._orders += 1
-                order = draft_pb2.Order(
-                    order=self._orders, sequence=[self.number, 1 << 50], epoch=[1, 1], round=[1, 1],
-                    committed_len=[6, 6], anchors=[7, 7], slots=[4, 4], rows=[5, 0], token_ids=PROMPT,
-                    features=_rows(),
-                )  # fmt: skip
-                return draft_pb2.RoundsCommand(order=order)
-            case _, "open":
-                return draft_pb2.RoundsCommand(open=self._opening((1 << 40) + self.number))
-            case _, "close":
-                return draft_pb2.RoundsCommand(close=draft_pb2.CloseContexts(sequences=[ref]))
-            case _:
-                mine = types_pb2.SequenceRef(sequence=self.number, epoch=1)
-                return draft_pb2.RoundsCommand(keep=draft_pb2.KeepContexts(sequences=[mine, ref]))
+    def _order(self) -> draft_pb2.RoundsCommand:
+        self._orders += 1
+        order = draft_pb2.Order(
+            order=self._orders, sequence=[self.number, 1 << 50], epoch=[1, 1], round=[1, 1], committed_len=[6, 6],
+            anchors=[7, 7], slots=[4, 4], rows=[5, 0], token_ids=PROMPT, features=_rows(),
+        )  # fmt: skip
+        return draft_pb2.RoundsCommand(order=order)
 
     def _admission(self, number: int) -> Admission:
         return Admission(Admit(number, 1, len(PROMPT), 20), PROMPT, GREEDY, 80, True)
 
     def _opening(self, number: int) -> draft_pb2.OpenContext:
         return draft_pb2.OpenContext(sequence=number, epoch=1, reserve_tokens=80, sampling=codec.write_sampling(GREEDY))
+
+    def _mine(self) -> types_pb2.SequenceRef:
+        return types_pb2.SequenceRef(sequence=self.number, epoch=1)
 
     def chunk(self) -> features_pb2.FeatureChunk:
         return features_pb2.FeatureChunk(
@@ -251,6 +233,7 @@ class Attacker:
         self._spoiler = Spoiler(seed, spare=("incarnation",))
         self._acks = asyncio.create_task(_count_acks(push))
         self._number = self._chunks = 0
+        self._commands = list(victim.commands.items())
 
     async def send(self, count: int, tally: Tally, neighbour: Neighbour | None = None) -> None:
         """So many messages, the neighbour doing a round for every hundred."""
@@ -265,7 +248,7 @@ class Attacker:
             if self._number % 11 == 10:
                 await self._rows(tally)
             else:
-                await self._command(self._number % len(KINDS), tally)
+                await self._command(self._number, tally)
             self._number += 1
 
     async def settle(self) -> int:
@@ -290,8 +273,8 @@ class Attacker:
         await self._push.write(chunk)
 
     async def _command(self, number: int, tally: Tally) -> None:
-        where, kind = KINDS[number]
-        spoiled = self.victim.command(number)
+        (where, kind), command = self._commands[number % len(self._commands)]
+        spoiled = command()
         self._spoiler.spoil(spoiled)
         tally.sent += spoiled.ByteSize()
         stream = self.victim.streams[where]
