@@ -22,8 +22,6 @@ from dspark.model.config_keys import read_json_file
 
 FILE_NAME = "calibration.json"
 VERSION = 3
-_ONE_RULE = 1  # the version that held a single rule
-_TEMPERATURES = 2  # the one that held no offsets
 Bucket = Literal["greedy", "sampled"]
 RuleName = Literal["block", "token", "coupled"]
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
@@ -91,21 +89,17 @@ def parse_calibration(raw: Any, *, block_size: int) -> Calibration:
     if not isinstance(raw, dict):
         raise CheckpointError(f"expected a JSON object, found {raw!r}")
     version = raw.get("version")
-    if type(version) is not int or version not in (_ONE_RULE, _TEMPERATURES, VERSION):
+    if type(version) is not int or version != VERSION:
         raise CheckpointError(f"version: expected {VERSION}, found {version!r}")
     cut = raw.get("top_k_cut")
     if cut is not None and (type(cut) is not int or cut < 1):
         raise CheckpointError(f"top_k_cut: expected a positive integer or null, found {cut!r}")
-    if version == _ONE_RULE:
-        if (rule := raw.get("rule")) not in RULES:
-            raise CheckpointError(f"rule: expected one of {', '.join(RULES)}, found {rule!r}")
-        return Calibration(cut, {rule: _buckets("buckets", raw.get("buckets"), version, block_size)})
     rules = raw.get("rules")
     if not isinstance(rules, dict):
         raise CheckpointError(f"rules: expected an object, found {rules!r}")
     if strange := sorted(rules.keys() - set(RULES)):
         raise CheckpointError(f"rules.{strange[0]}: expected one of {', '.join(RULES)}")
-    return Calibration(cut, {r: _buckets(f"rules.{r}", rules[r], version, block_size) for r in RULES if r in rules})
+    return Calibration(cut, {r: _buckets(f"rules.{r}", rules[r], block_size) for r in RULES if r in rules})
 
 
 def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
@@ -123,17 +117,15 @@ def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def _buckets(place: str, value: object, version: int, block_size: int) -> Buckets:
+def _buckets(place: str, value: object, block_size: int) -> Buckets:
     if not isinstance(value, dict):
         raise CheckpointError(f"{place}: expected an object, found {value!r}")
     if strange := sorted(value.keys() - set(BUCKETS)):
         raise CheckpointError(f"{place}.{strange[0]}: expected one of {', '.join(BUCKETS)}")
-    return {name: _fit(f"{place}.{name}", value[name], version, block_size) for name in BUCKETS if name in value}
+    return {name: _fit(f"{place}.{name}", value[name], block_size) for name in BUCKETS if name in value}
 
 
-def _fit(place: str, value: object, version: int, block_size: int) -> SlotFit:
-    if version < VERSION:
-        return SlotFit(_numbers(place, value, block_size, above=0.0))
+def _fit(place: str, value: object, block_size: int) -> SlotFit:
     if not isinstance(value, dict):
         raise CheckpointError(f"{place}: expected an object, found {value!r}")
     if strange := sorted(value.keys() - {"temperatures", "offsets"}):

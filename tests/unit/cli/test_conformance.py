@@ -154,8 +154,8 @@ def test_one_altered_id_in_a_run_fails_it_alone(
 
 def test_thresholds_meet_raw_confidence_whatever_the_calibration(folder: Path) -> None:
     _keep_only(folder, "decode_cases.json")
-    buckets = {"greedy": [50.0] * 7, "sampled": [50.0] * 7}
-    calibration = {"version": 1, "rule": "token", "top_k_cut": 64, "buckets": buckets}
+    buckets = {key: {"temperatures": [50.0] * 7} for key in ("greedy", "sampled")}
+    calibration = {"version": 3, "top_k_cut": 64, "rules": {"token": buckets}}
     (folder / DRAFTER / "calibration.json").write_text(json.dumps(calibration))
     assert run(folder) == 0
 

@@ -12,7 +12,6 @@ import pytest
 from dspark.errors import CheckpointError
 from dspark.model.calibration import (
     IDENTITY,
-    RULES,
     Calibration,
     SlotFit,
     calibration_to_json,
@@ -24,9 +23,6 @@ GREEDY, SAMPLED = {"temperatures": [1.0, 2.0, 0.5], "offsets": [0.0, -1.0, 2.0]}
 THREES = {"temperatures": [3.0] * 3}
 TOKEN: dict[str, Any] = {"greedy": GREEDY, "sampled": SAMPLED}
 RAW: dict[str, Any] = {"version": 3, "top_k_cut": 64, "rules": {"token": TOKEN, "block": {"sampled": THREES}}}
-BARE: dict[str, Any] = {"greedy": [1.0, 2.0, 0.5], "sampled": [1.5, 1.5, 1.5]}
-ONE_RULE: dict[str, Any] = {"version": 1, "rule": "token", "top_k_cut": 64, "buckets": BARE}
-NO_OFFSETS: dict[str, Any] = {"version": 2, "top_k_cut": 64, "rules": {"token": BARE}}
 
 
 def test_each_slot_has_its_own_temperature_and_offset() -> None:
@@ -56,16 +52,6 @@ def test_each_rule_has_its_own_and_one_that_was_not_fitted_borrows() -> None:
     assert (calibration.apply(logits, "sampled", "token") > calibration.apply(logits, "sampled", "block")).all()
 
 
-def test_a_file_of_one_rule_serves_all_rules() -> None:
-    old = parse_calibration(ONE_RULE, block_size=3)
-    for rule in RULES:
-        assert old.fit("greedy", rule) == SlotFit((1.0, 2.0, 0.5))
-
-
-def test_a_file_without_offsets_has_none() -> None:
-    assert parse_calibration(NO_OFFSETS, block_size=3).fit("sampled", "token") == SlotFit((1.5, 1.5, 1.5))
-
-
 def test_extreme_logits_stay_inside_zero_and_one() -> None:
     found = IDENTITY.apply([-1e6, 1e6, float("-inf")], "greedy")
     np.testing.assert_array_equal(found, [0.0, 1.0, 0.0])
@@ -93,8 +79,6 @@ def _greedy(temperatures: list[Any], offsets: list[Any] | None = None) -> dict[s
     [
         ({"version": 4}, "version: expected 3, found 4"),
         ({"version": True}, "version"),
-        (ONE_RULE | {"rule": "tree"}, "rule"),
-        (ONE_RULE | {"buckets": {"warm": [1.0] * 3}}, r"buckets\.warm"),
         ({"top_k_cut": 0}, "top_k_cut"),
         ({"rules": []}, "rules: expected an object"),
         ({"rules": {"tree": {}}}, r"rules\.tree: expected one of block, token, coupled"),
@@ -112,7 +96,6 @@ def _greedy(temperatures: list[Any], offsets: list[Any] | None = None) -> dict[s
         (_greedy([1.0, "1", 1.0]), r"rules\.block\.greedy\.temperatures\[1\]"),
         (_greedy([1.0] * 3, [0.0]), r"rules\.block\.greedy\.offsets: expected 3 numbers, found 1"),
         (_greedy([1.0] * 3, [0.0, float("inf"), 0.0]), r"rules\.block\.greedy\.offsets\[1\]: expected a finite number"),
-        (NO_OFFSETS | {"rules": {"block": {"greedy": [0.0] * 3}}}, r"rules\.block\.greedy\[0\]"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
