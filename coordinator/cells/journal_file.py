@@ -21,6 +21,7 @@ from pathlib import Path
 import structlog
 
 from dspark.errors import ConfigError
+from dspark.whole_file import flush_to_disk
 
 log = structlog.get_logger("dspark.journal")
 
@@ -72,7 +73,7 @@ class JournalFile:
         _write(descriptor, content)
         os.fsync(descriptor)
         os.replace(draft, path)
-        _sync_folder(self._folder)
+        flush_to_disk(self._folder)
         before, self._descriptor, self._size, self._begun = self._descriptor, descriptor, len(content), len(content)
         if before >= 0:
             os.close(before)
@@ -122,14 +123,6 @@ def _write(descriptor: int, content: bytes) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(descriptor, view) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _records(path: Path) -> Iterator[bytes]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import ipaddress
-import os
 import re
 import socket
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dspark.errors import ConfigError
+from dspark.whole_file import placed
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -161,10 +161,6 @@ def _write(folder: Path, name: str, pair: _Pair) -> list[Path]:
     content = {f"{name}.key": (key, 0o600)}
     content[f"{name}.crt"] = (pair.certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     for file, (data, mode) in content.items():
-        fresh = folder / f".{file}.new"
-        fresh.unlink(missing_ok=True)
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-        os.replace(fresh, folder / file)  # running servers never see half a file
+        with placed(folder / file, mode=mode) as fresh:  # running servers never see half a file
+            fresh.write_bytes(data)
     return [folder / file for file in content]

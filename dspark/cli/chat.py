@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dspark.cli import health
-from dspark.cli.options import add_asking, check_encoding, open_client
-from dspark.cli.terminal import shown
+from dspark.cli.options import add_asking, check_encoding, open_client, shown
 from dspark.errors import ConfigError, DsparkError
 
 if TYPE_CHECKING:

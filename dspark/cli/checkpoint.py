@@ -58,19 +58,11 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    from dspark.errors import CheckpointError, ConfigError
-    from dspark.model.config_keys import MOST_LISTING_BYTES, read_json_file
     from dspark.model.formats.convert import to_speculators
+    from dspark.model.formats.vocabulary import read_ids
     from dspark.model.weights_file import new_folder
 
-    keep = None
-    if args.keep_tokens is not None:
-        try:
-            keep = read_json_file(args.keep_tokens, most=MOST_LISTING_BYTES)
-        except (OSError, CheckpointError) as error:
-            raise ConfigError(f"--keep-tokens: {args.keep_tokens}: {error}") from error
-        if not isinstance(keep, list) or not all(type(each) is int for each in keep):
-            raise ConfigError(f"--keep-tokens: {args.keep_tokens} holds no list of token ids")
+    keep = None if args.keep_tokens is None else read_ids(args.keep_tokens)
     with new_folder(args.out) as out:
         to_speculators(args.drafter, out, verifier=args.verifier, share_tables=args.share_tables, keep_tokens=keep)
     print(args.out)

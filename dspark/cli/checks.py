@@ -127,11 +127,9 @@ def models(target: str, drafter: str, revision: str | None, *, try_it: bool = Fa
 
     `try_it`: and what is accepted on a few held prompts, which takes the weights of both.
     """
-    from dspark.model.config import CONFIG_NAME
     from dspark.model.config_file import read_drafter_config
-    from dspark.model.config_keys import read_json, text_keys
     from dspark.model.location import locate
-    from dspark.model.pairing import TOKENIZER_NAME, mismatch
+    from dspark.model.pairing import TOKENIZER_NAME, mismatch, sizes_of
     from dspark.targets import folder_of, is_imported
 
     try:
@@ -139,8 +137,7 @@ def models(target: str, drafter: str, revision: str | None, *, try_it: bool = Fa
             yield Finding("target", Level.OK, f"{target}: becomes a folder on first use, {folder_of(target)}")
             return
         theirs = locate(target, revision=revision, weights=False)
-        keys = text_keys(read_json(theirs / CONFIG_NAME))
-        sizes = {key: keys.count(name) for key, name in _SIZES.items()}
+        sizes = sizes_of(theirs)
     except DsparkError as error:
         yield Finding("target", Level.FAIL, str(error), "name a folder with config.json and *.safetensors, or a hub id")
         return
@@ -180,9 +177,6 @@ def _acceptance(target: str, drafter: str, revision: str | None) -> Iterator[Fin
         mend = "taps are layer ids whose outputs are read, from 0; `dspark checkpoint check` says what the file names"
     level = Level.OK if found.fits else Level.WARN if found.off_by is not None else Level.FAIL
     yield Finding("acceptance", level, f"{found}, at {found.places} places", mend)
-
-
-_SIZES = {"hidden_size": "hidden_size", "layers": "num_hidden_layers", "vocab_size": "vocab_size"}
 
 
 def ray_access(address: str | None, environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from dspark.model.families import as_block
 from dspark.model.family import Drafter
 from dspark.model.heads import VanillaHead
 from dspark.model.proposals import sureness
-from dspark.model.target import TargetTaps
+from dspark.model.target import tapped
 from dspark.model.weights_file import read_file
 from dspark.types import Block, Cursor, SamplingParams
 
@@ -226,9 +226,7 @@ def _run_target(target: LoadedTarget, ids: Tensor, layer_ids: tuple[int, ...]) -
     """ids [B, T] -> (features [B, T, m*H], final-normed hidden states [B, T, H])."""
     if int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size:
         raise CheckpointError(f"an id is not below the vocabulary size {target.vocab_size}")
-    with TargetTaps(target.model, layer_ids) as taps:
-        last = target.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        return taps.collect(), last
+    return tapped(target.model, ids, layer_ids)
 
 
 def target_at(folder: Path | None) -> LoadedTarget | None:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.cli import health
-from dspark.cli.options import add_asking, check_encoding, open_client
-from dspark.cli.terminal import shown
+from dspark.cli.options import add_asking, check_encoding, open_client, shown
 from dspark.errors import InvalidRequest
 from dspark.numerals import number_in, whole_in
 

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from dspark import shipped
 from dspark.cli.options import add_keys, say, tell
@@ -80,7 +80,7 @@ def _up(args: argparse.Namespace) -> int:
 
     flags = {field.name: getattr(args, field.name) for field in dataclasses.fields(ClusterConfig)}
     config = read_config(file=args.config, environ=os.environ, flags=flags, pair=pair)
-    signal.signal(signal.SIGTERM, _interrupt)  # cleans up as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as Ctrl-C does
     scaling = {"enabled": args.autoscale}
     cell = bring_up(config, file=args.config, environ=os.environ, say=say, scaling=scaling)
     tell(cell.frontends or cell.endpoint)
@@ -130,10 +130,6 @@ def _answers(cell: Cell) -> bool:
     except (grpc.RpcError, ConfigError, OSError):  # files of certificates may be changing
         return False
     return True
-
-
-def _interrupt(number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _down(args: argparse.Namespace) -> int:

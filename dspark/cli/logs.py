@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,7 +100,6 @@ class Tails:
 
 def _show(record: dict[str, Any], *, raw: bool) -> None:
     print(json.dumps(record) if raw else readable(record), flush=True)
-    sys.stdout.flush()
 
 
 def readable(record: dict[str, Any]) -> str:

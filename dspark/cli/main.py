@@ -33,8 +33,7 @@ from dspark.cli import (
     top,
 )
 from dspark.cli.extras import how_to_install
-from dspark.cli.options import Parser
-from dspark.cli.terminal import written_out
+from dspark.cli.options import Parser, written_out
 from dspark.errors import DsparkError
 
 EPILOG = """exit codes: 0 done, 1 failed, 2 wrong command line, 130 interrupted.

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import os
+import re
 import sys
 import typing
 from collections.abc import Collection
@@ -183,3 +184,14 @@ def tell(line: str) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         with contextlib.suppress(OSError, ValueError):
             print(f"stdout cannot be written ({error}): {line}", file=sys.stderr, flush=True)
+
+
+def written_out(text: str) -> str:
+    """Text out of models and of somebody's files must not steer a terminal: control characters are escapes, but for
+    tabs and line breaks."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
+
+
+def shown(text: str) -> str:
+    """Of a model: written out in a terminal, as it is for another program."""
+    return written_out(text) if sys.stdout.isatty() else text

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.cli import train_all
-from dspark.cli.options import Parser, add_keys, read_keys
+from dspark.cli.options import Parser, add_keys, read_keys, say
 from dspark.runtime.identity import read_token
 
 
@@ -126,11 +126,11 @@ def _regenerate(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _encode(args: argparse.Namespace) -> dict[str, Any]:
+    from dspark.training.chat import Chat
     from dspark.training.samples import encode_rows
 
-    counts = encode_rows(
-        args.rows, args.out, _chat(args.target), max_length=args.max_length, min_supervised=args.min_supervised
-    )
+    bounds = {"max_length": args.max_length, "min_supervised": args.min_supervised}
+    counts = encode_rows(args.rows, args.out, Chat(args.target), **bounds)
     return counts | {"file": str(args.out)}
 
 
@@ -149,7 +149,7 @@ def _cache(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _vocabulary(args: argparse.Namespace) -> dict[str, Any]:
-    from dspark.training.vocabulary import most_written
+    from dspark.training.samples import most_written
 
     return most_written(args.samples, args.tokens, args.out)
 
@@ -163,17 +163,7 @@ def _drafter(args: argparse.Namespace) -> dict[str, Any]:
     if args.workers > 1:
         from deploy.train_workers import train_with_workers
 
-        def say(line: str) -> None:
-            print(line, file=sys.stderr, flush=True)
-
         folder = train_with_workers(settings, workers=args.workers, gpus=args.gpus, address=args.address, say=say)
     else:
         folder = train_with_bar(settings)
-    log = Log(Path(settings.out) / LOG).read()
-    return {"drafter": str(folder)} | {name: values[-1] for name, values in log.items() if values[-1] == values[-1]}
-
-
-def _chat(target: str) -> Any:
-    from dspark.training.chat import Chat
-
-    return Chat(target)
+    return {"drafter": str(folder)} | Log(Path(settings.out) / LOG).last()

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from dspark.cli.options import add_keys, read_keys
-from dspark.errors import ConfigError
 
 NOTES = "chain.json"
 
@@ -39,7 +38,6 @@ def add_stage(stages: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--endpoint", metavar="HOST:PORT", help="a cell that serves the target (one of its own)")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="secret of the endpoint")
     parser.add_argument("--answer-tokens", type=int, default=128, metavar="N", help="longest answer in evaluation")
-    parser.add_argument("--up", action="store_true", help="bring a cluster up with the pair at the end")
     add_keys(parser, RegenerationSettings, prefix="ask_", leave_out=("seed",))
     parser.set_defaults(stage=_all)
 
@@ -48,14 +46,13 @@ class _Chain:
     """The stages that are done, and what each found out."""
 
     def __init__(self, out: Path, identity: dict[str, Any]) -> None:
+        from dspark.training.disk import check_same_run
+
         self.out, self._path = out, out / NOTES
         out.mkdir(parents=True, exist_ok=True)
         kept = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
-        for name, value in identity.items() if kept else ():
-            if (before := kept["identity"].get(name)) != value:
-                raise ConfigError(
-                    f"{name}: the chain in {out} was begun with {before!r}, not {value!r}; name another --out"
-                )
+        if kept:
+            check_same_run(f"the chain in {out}", kept["identity"], identity)
         self.notes: dict[str, Any] = kept or {"identity": identity, "stages": {}}
 
     def do(self, name: str, stage: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -73,38 +70,43 @@ class _Chain:
 
 
 def _all(args: argparse.Namespace) -> dict[str, Any]:
+    from dspark.model.location import locate
     from dspark.training import chain_stages as stages
-    from dspark.training.chain_stages import write_report
+    from dspark.training.calibrate import calibrate
+    from dspark.training.chat import Chat
+    from dspark.training.evaluate import evaluate
+    from dspark.training.samples import encode_rows
 
     out: Path = Path(args.out)
     settings, asking = _settings(args, out), _asking(args)
+    target, samples = settings.target, Path(settings.samples)
     chain = _Chain(out, _identity(args, settings, asking))
     split = chain.do("split", lambda: stages.split(args.prompts, out, args.held_out_share, settings.seed, args.limit))
     train_file, rows = Path(split["train_file"]), out / "regenerated.jsonl"
     chain.do("regenerate", lambda: _regenerate(args, settings, asking, train_file, rows))
-    chain.do("encode", lambda: stages.encode(rows, settings, args.min_supervised))
+    chain.do("encode", lambda: encode_rows(rows, samples, Chat(target), min_supervised=args.min_supervised))
     if settings.cache:
         chain.do("cache", lambda: stages.cache(settings))
     chain.do("train", lambda: _train(settings))
     drafter = out / "train" / "drafter"
     if settings.family == "dspark":
-        chain.do("calibrate", lambda: stages.calibrate(settings, drafter, Path(split["calibrate_file"]), out))
-    held_out = Path(split["evaluate_file"])
-    chain.do("evaluate", lambda: stages.evaluate(settings, drafter, held_out, out, args.answer_tokens))
-    chain.do("serve", lambda: _serve(settings.target, drafter, held_out, out, args.answer_tokens))
-    report = write_report(out, {**chain.notes, "settings": settings.to_json()})
-    if args.up:
-        print(f"serving at {_bring_up(settings.target, drafter)}", file=sys.stderr)
+        prompts, plots, keep = [Path(split["calibrate_file"])], out / "calibration", out / "answers"
+        chain.do("calibrate", lambda: calibrate(locate(target), drafter, prompts, plots=plots, keep=keep))
+    held_out, tokens, told = Path(split["evaluate_file"]), args.answer_tokens, out / "evaluation"
+    chain.do("evaluate", lambda: evaluate(locate(target), drafter, [held_out], new_tokens=tokens, out=told))
+    chain.do("serve", lambda: _serve(target, drafter, held_out, out, tokens))
+    report = stages.write_report(out, {**chain.notes, "settings": settings.to_json()})
     return {"drafter": str(drafter), "report": str(report), "stages": chain.notes["stages"]}
 
 
 def _identity(args: argparse.Namespace, settings: Any, asking: Any) -> dict[str, Any]:
     """Everything the results depend on, by the names of the options."""
-    from dspark.training.chain_stages import name_of
+    from dspark.model.checkpoint import fingerprint
+    from dspark.model.location import locate
     from dspark.training.settings import settled
 
     return {
-        "target": name_of(settings.target),
+        "target": fingerprint(locate(settings.target)),
         "prompts": hashlib.sha256(args.prompts.read_bytes()).hexdigest()[:16],
         **{name: value for name, value in settled(settings).items() if name != "cache"},
         "cache": bool(settings.cache),
@@ -170,10 +172,8 @@ def _train(settings: Any) -> dict[str, Any]:
     from dspark.training.record import Log
     from dspark.training.trainer import LOG, train_with_bar
 
-    folder = train_with_bar(settings)
-    log = Log(Path(settings.out) / LOG).read()
-    last = {name: values[-1] for name, values in log.items() if values[-1] == values[-1]}
-    return {"drafter": str(folder), "first_loss": log["loss"][0]} | last
+    folder, log = train_with_bar(settings), Log(Path(settings.out) / LOG)
+    return {"drafter": str(folder), "first_loss": log.read()["loss"][0]} | log.last()
 
 
 def _serve(target: str, drafter: Path, prompts: Path, out: Path, tokens: int) -> dict[str, Any]:
@@ -183,16 +183,3 @@ def _serve(target: str, drafter: Path, prompts: Path, out: Path, tokens: int) ->
 
     with ProcessCell(target, drafter, folder=out / "logs") as cell, cell.client() as client:
         return measure_cell(client, target, prompts, tokens)
-
-
-def _bring_up(target: str, drafter: Path) -> str:
-    import os
-
-    from deploy.cell_plan import read_config
-    from deploy.up import bring_up
-    from dspark.cli.lifecycle import pair
-    from dspark.cli.options import say
-
-    flags: dict[str, object] = {"target": target, "drafter": str(drafter)}
-    config = read_config(file=None, environ=os.environ, flags=flags, pair=pair)
-    return bring_up(config, file=None, environ=os.environ, say=say).endpoint

@@ -9,7 +9,6 @@ import json
 import os
 import random
 import re
-import tempfile
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from dspark.errors import DsparkError
 from dspark.runtime.identity import DEFAULT_CELL, NoState, read_token, state_dir
 from dspark.runtime.tls import Tls
+from dspark.whole_file import placed
 
 VERSION = 1
 MOST_PID = 2**31 - 1
@@ -118,10 +118,8 @@ def write_cell(cell: Cell) -> None:
     """Puts the state file in place, whole or not at all, readable by its owner only."""
     path = cell_file()
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".cell-")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(asdict(cell), file, indent=2)
-        os.replace(name, path)
+        with placed(path, mode=0o600) as file:
+            file.write_text(json.dumps(asdict(cell), indent=2), encoding="utf-8")
     except OSError as error:
         raise NoState(path.parent, error) from error
 

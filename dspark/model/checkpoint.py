@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import importlib.util
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +43,7 @@ from dspark.model.weights_file import (
     read_tensors,
     weight_files,
 )
+from dspark.whole_file import placed
 
 ENDLESS = 1 << 20  # tokens of a target whose settings know no limit
 MAY_LACK = {"confidence_head.proj.bias"}  # zero where a file does not have it
@@ -174,9 +174,8 @@ def save_drafter(drafter: Drafter, folder: Path, *, dtype: torch.dtype | None = 
     folder.mkdir(parents=True, exist_ok=True)
     settings = config_to_json(drafter.config) | {"dtype": str(dtype).removeprefix("torch.")}
     text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
-    draft = folder / f".{CONFIG_NAME}.{os.getpid()}"
-    draft.write_text(text)
-    draft.replace(folder / CONFIG_NAME)
+    with placed(folder / CONFIG_NAME) as draft:
+        draft.write_text(text)
     state = drafter.state_dict()
     tensors = {
         outer: state[name].detach().to("cpu", torch.float32 if drafter.wide(name) else dtype).contiguous()
@@ -184,9 +183,8 @@ def save_drafter(drafter: Drafter, folder: Path, *, dtype: torch.dtype | None = 
     }
     if drafter.draft_vocabulary is not None:
         tensors |= drafter.draft_vocabulary.maps()
-    draft = folder / f".{SINGLE_NAME}.{os.getpid()}"
-    save_file(tensors, draft, metadata={"format": "pt"})
-    draft.replace(folder / SINGLE_NAME)
+    with placed(folder / SINGLE_NAME) as draft:
+        save_file(tensors, draft, metadata={"format": "pt"})
 
 
 @dataclass(frozen=True)

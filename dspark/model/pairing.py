@@ -11,9 +11,16 @@ from pathlib import Path
 
 from dspark.errors import CheckpointError
 from dspark.model.config import DrafterConfig
-from dspark.model.config_keys import MOST_LISTING_BYTES, read_json_file
+from dspark.model.config_keys import CONFIG_NAME, MOST_LISTING_BYTES, read_json, read_json_file, text_keys
 
 TOKENIZER_NAME = "tokenizer.json"
+
+
+def sizes_of(target: Path) -> dict[str, int]:
+    """What `mismatch` asks of a target, by its config.json."""
+    keys = text_keys(read_json(target / CONFIG_NAME))
+    named = {"hidden_size": "hidden_size", "layers": "num_hidden_layers", "vocab_size": "vocab_size"}
+    return {size: keys.count(key) for size, key in named.items()}
 
 
 def mismatch(

@@ -86,6 +86,13 @@ class TargetTaps:
         return hook
 
 
+def tapped(model: Any, ids: Tensor, layer_ids: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """One pass over ids [B, T] without the head: (features [B, T, m*H], final-normed hidden states [B, T, H])."""
+    with TargetTaps(model, layer_ids) as taps:
+        last: Tensor = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        return taps.collect() if layer_ids else last[..., :0], last
+
+
 def decoder_layers(model: Any) -> nn.ModuleList:
     """The decoder stack of a causal language model, multimodal wrappers included."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model

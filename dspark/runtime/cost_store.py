@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ import structlog
 
 from dspark.runtime.identity import NoState, state_dir
 from dspark.runtime.process import usable
+from dspark.whole_file import placed
 
 log = structlog.get_logger("dspark.cost")
 
@@ -101,9 +101,8 @@ def store_curve(key: Mapping[str, object], curve: Curve) -> Path | None:
     try:
         path = _path(key)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.write_text(text + "\n", encoding="utf-8")
-        draft.replace(path)
+        with placed(path) as draft:
+            draft.write_text(text + "\n", encoding="utf-8")
     except (OSError, NoState) as error:
         log.warning("cost.not_stored", reason=str(error), effect="the next start measures again")
         return None

@@ -7,6 +7,7 @@ import secrets
 from pathlib import Path
 
 from dspark.errors import ConfigError
+from dspark.whole_file import placed
 
 LEAST_TOKEN = 16  # characters of any secret
 DEFAULT_CELL = "dspark"
@@ -72,12 +73,8 @@ def write_token(path: Path) -> str:
 
 def put_token(path: Path, token: str) -> None:
     """Writes a secret that was drawn elsewhere, whole at once: others may be reading the file."""
-    beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")  # an existing file would keep its mode
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(token + "\n")
-        os.replace(beside, path)
+        with placed(path, mode=0o600) as file:
+            file.write_text(token + "\n", encoding="ascii")
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise NoState(path.parent, error) from error

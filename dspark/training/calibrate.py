@@ -29,7 +29,7 @@ from dspark.model.location import locate
 from dspark.training import record, reliability, sts
 from dspark.training.asked import questions
 from dspark.training.disk import write_whole
-from dspark.training.judged import JudgedRounds, RoundSource
+from dspark.training.judged import Judge, JudgedRounds, RoundSource
 from dspark.training.rounds import TOP_K_CUT
 
 TEMPERATURES = (0.7, 1.0)
@@ -70,7 +70,7 @@ def calibrate(
     asked = {path.stem: questions(path, loaded, rows=rows, seed=seed) for path in (*prompts, *also_greedy)}
     if any(len(rows_of) < 2 for rows_of in asked.values()):
         raise ConfigError("prompts: two rows at least of every file, one to fit on and one to measure on")
-    source = RoundSource(loaded, made, asked, seed, new_tokens, cut, keep)
+    source = RoundSource(Judge(loaded, made, new_tokens, cut, keep), asked, seed)
     sampled = [path.stem for path in prompts]
     jobs: list[_Job] = [_Job("token", "greedy", (0.0,), list(asked))]
     jobs += [_Job(rule, "sampled", tuple(temperatures), sampled) for rule in rules]
@@ -168,8 +168,7 @@ def figures(fit: SlotFit, published: SlotFit, fitted: JudgedRounds, measured: Ju
         "mean_ece_before": _mean(was["ece"]),
         "mean_ece_temperatures_alone": _mean(plain["ece"]),
         "mean_ece_after": _mean(now["ece"]),
-        "auc_each_before": reliability.conditional_ranking(measured.logits, measured.accepted),
-        "auc_each_after": reliability.conditional_ranking(fit.logits(measured.logits), measured.accepted),
+        "auc_each": reliability.conditional_ranking(measured.logits, measured.accepted),  # no fit changes it
         "before": was,
         "after": now,
     }
@@ -197,7 +196,7 @@ def table(report: Mapping[str, Any]) -> str:
         for slot, (temperature, offset) in enumerate(zip(fit["temperatures"], offsets, strict=True)):
             lines.append(
                 f"{slot + 1:6}{temperature:8.2f}{offset:8.2f}{was['ece'][slot]:8.2%}{now['ece'][slot]:8.2%}"
-                f"{was['auc'][slot]:9.3f}{now['auc'][slot]:9.3f}{fit['auc_each_after'][slot]:10.3f}"
+                f"{was['auc'][slot]:9.3f}{now['auc'][slot]:9.3f}{fit['auc_each'][slot]:10.3f}"
                 f"{now['mean_accepted'][slot]:10.3f}"
             )
     return "\n".join([*lines, f"written: {report['file']}"])

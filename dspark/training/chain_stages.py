@@ -9,24 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from dspark.client import Client
-from dspark.model.checkpoint import fingerprint
-from dspark.model.location import locate
-from dspark.training import calibrate as calibration
-from dspark.training import evaluate as evaluation
+from dspark.training import evaluate
 from dspark.training.asked import first_turn
 from dspark.training.chat import Chat
-from dspark.training.disk import read_rows, write_whole
+from dspark.training.disk import read_rows, write_rows, write_whole
 from dspark.training.features import make_cache, plan_for
-from dspark.training.samples import encode_rows
 from dspark.training.settings import Settings
 from dspark.training.split import split_prompts
 
 SERVED_PROMPTS = 8
-
-
-def name_of(target: str) -> str:
-    """Names the content of a target."""
-    return fingerprint(locate(target))
 
 
 def split(prompts: Path, out: Path, share: float, seed: int, limit: int) -> dict[str, Any]:
@@ -36,13 +27,9 @@ def split(prompts: Path, out: Path, share: float, seed: int, limit: int) -> dict
     halves = {"calibrate": held[::2], "evaluate": held[1::2] or held}
     for name, rows in halves.items():
         path = out / "prompts" / f"{name}.jsonl"
-        write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        write_rows(path, rows)
         found[f"{name}_file"] = str(path)
     return found
-
-
-def encode(rows: Path, settings: Settings, min_supervised: int) -> dict[str, Any]:
-    return encode_rows(rows, Path(settings.samples), Chat(settings.target), min_supervised=min_supervised)
 
 
 def cache(settings: Settings) -> dict[str, Any]:
@@ -50,17 +37,6 @@ def cache(settings: Settings) -> dict[str, Any]:
     plan = plan_for(settings, "bfloat16" if settings.precision == "bf16" else "float32")
     make_cache(settings, plan, Path(settings.cache))
     return {"tokens": plan.tokens, "bytes": plan.bytes, "folder": settings.cache}
-
-
-def calibrate(settings: Settings, drafter: Path, prompts: Path, out: Path) -> dict[str, Any]:
-    """Writes calibration.json beside the drafter's weights."""
-    return calibration.calibrate(
-        locate(settings.target), drafter, [prompts], plots=out / "calibration", keep=out / "answers"
-    )
-
-
-def evaluate(settings: Settings, drafter: Path, prompts: Path, out: Path, tokens: int) -> dict[str, Any]:
-    return evaluation.evaluate(locate(settings.target), drafter, [prompts], new_tokens=tokens, out=out / "evaluation")
 
 
 def measure_cell(client: Client, target: str, prompts: Path, tokens: int) -> dict[str, Any]:
@@ -122,7 +98,7 @@ def write_report(out: Path, notes: Mapping[str, Any]) -> Path:
         "## Held-out prompts",
         "",
         "```",
-        evaluation.table(stages["evaluate"]),
+        evaluate.table(stages["evaluate"]),
         "```",
         "",
         "## Served",

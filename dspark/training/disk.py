@@ -5,8 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,41 +13,35 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dspark.errors import ConfigError
+from dspark.whole_file import flush_to_disk, placed
 
 _CHUNK = 1 << 16
 
 
 def write_whole(path: Path, content: str) -> None:
     """Puts a small text file in place."""
-    with _placed(path) as partial:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with placed(path, lasts=True) as partial:
         partial.write_text(content, encoding="utf-8")
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Puts a safetensors file in place."""
-    with _placed(path) as partial:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with placed(path, lasts=True) as partial:
         save_file(dict(tensors), partial, metadata=dict(metadata) if metadata else None)
 
 
-@contextmanager
-def _placed(path: Path) -> Iterator[Path]:
-    """Where to write what is at `path` afterwards."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    yield partial
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)
-    sync_folder(path.parent)
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Puts a file of rows in place."""
+    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes new names in a folder last."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def check_same_run(where: object, kept: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """What was begun goes on with what it was begun with, or not at all: ConfigError names what differs."""
+    for name, value in ours.items():
+        if kept.get(name) != value:
+            raise ConfigError(f"{name}: {where} was begun with {kept.get(name)!r}, not {value!r}; name another --out")
 
 
 class RowFile:
@@ -64,7 +57,7 @@ class RowFile:
             self._file.close()
             raise ConfigError(f"{path}: another process is writing this file") from None
         self.cut_off = _cut_tail(self._file.fileno())  # bytes of a row that never was complete
-        sync_folder(path.parent)  # the file's name, too, has to survive
+        flush_to_disk(path.parent)  # the file's name, too, has to survive
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes the rows in order; they are on the disk on return."""

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from dspark.model.chain import ChainDrafter
 from dspark.model.language import LanguageDrafter
-from dspark.training.lean_loss import LeanLoss, lean_terms
-from dspark.training.loss import DFLASH_WEIGHTS, LossSums, block_sums
+from dspark.training.lean_loss import LeanLoss, dense, lean_terms
+from dspark.training.loss import DFLASH_WEIGHTS, acceptance, block_sums, sum_terms
 
 
 def step_mask(loss_mask: Tensor, step: int, lengths: Tensor) -> Tensor:
@@ -58,49 +58,32 @@ def chain_loss(
     eagle = config.kind == "eagle3"
     steps = config.block_size if eagle else 1
     index = torch.arange(length, device=input_ids.device)
-    objective, l1_sum = (torch.zeros((), device=input_ids.device) for _ in range(2))
+    objective = torch.zeros((), device=input_ids.device)
     share = torch.ones(batch, device=input_ids.device) / (lengths if eagle else 1)
-    accepted, masks = [], []
+    terms = []
     for step, states in enumerate(drafter.forward_steps(features=features, input_ids=input_ids, steps=steps)):
         mask = (step_mask if eagle else label_mask)(loss_mask, step, lengths)
         weight = config.step_loss_decay**step
         rows = states[mask]
         wanted = last_hidden[:, (index + 1 + step).clamp(max=length - 1)][mask]  # their distribution predicts the token
-        scale = share.unsqueeze(-1).expand(mask.shape)[mask]
-        total, _, l1 = lean_terms(
+        scale = weight * share.unsqueeze(-1) * mask
+        total, ce, l1 = lean_terms(
             hidden=rows,
             lm_head=drafter.lm_head.weight,
             wanted=wanted,
             target_head=target_head,
             target_ids=input_ids[:, (index + 2 + step).clamp(max=length - 1)][mask],
-            scale=scale,
+            scale=scale[mask],
             weights=DFLASH_WEIGHTS,
             softcap=config.logit_softcap,
             kept=drafter.kept_tokens,
             soft_labels=eagle,
         )
-        objective, l1_sum = objective + weight * total, l1_sum + weight * torch.dot(scale, l1)
-        masks.append(mask)
-        accepted.append(torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, (1 - 0.5 * l1).clamp(0, 1)))
-    judged = torch.stack(masks, dim=-1)
-    count = torch.tensor(batch, device=judged.device) if eagle else judged.sum()
-    sums = chain_sums(
-        ce=objective, l1=l1_sum, denominator=count.float(), accepted=torch.stack(accepted, dim=-1), masks=judged
-    )
-    return LeanLoss(objective, sums)
-
-
-def chain_sums(*, ce: Tensor, l1: Tensor, denominator: Tensor, accepted: Tensor, masks: Tensor) -> LossSums:
-    """What is logged: accepted, masks [..., k] of slots that follow one another, acceptance 0 where not judged."""
-    none = torch.zeros((), device=accepted.device)
-    return LossSums(
-        ce=ce.detach(),
-        l1=l1,
-        confidence=none,
-        denominator=denominator,
-        confidence_error=none,
-        **block_sums(accepted, masks),
-    )
+        objective = objective + total
+        terms.append((dense(mask, ce), dense(mask, l1), scale, mask))
+    ce, l1, weights, judged = (torch.stack(column, dim=-1) for column in zip(*terms, strict=True))
+    sums = sum_terms(ce=ce, l1=l1, confidence_logits=None, weights=weights, eval_mask=judged)
+    return LeanLoss(objective, sums._replace(denominator=sums.denominator.new_tensor(batch)) if eagle else sums)
 
 
 def language_loss(
@@ -124,16 +107,11 @@ def language_loss(
         scale=torch.ones(int(judged.sum()), device=input_ids.device),
         weights=DFLASH_WEIGHTS,
     )
-    acceptance = torch.zeros(input_ids.shape, device=input_ids.device)
-    acceptance[judged] = (1 - 0.5 * l1).clamp(0, 1)
-    sums = chain_sums(
-        ce=ce.sum(),
-        l1=l1.sum(),
-        denominator=judged.sum().float(),
-        accepted=_windows(acceptance, drafter.config.block_size),
-        masks=_windows(judged, drafter.config.block_size).long().cumprod(dim=-1).bool(),
-    )
-    return LeanLoss(total, sums)
+    ce, l1, size = ce.unsqueeze(-1), l1.unsqueeze(-1), drafter.config.block_size
+    each = torch.ones_like(ce)
+    sums = sum_terms(ce=ce, l1=l1, confidence_logits=None, weights=each, eval_mask=each.bool())
+    accepted, blocks = _windows(dense(judged, acceptance(l1)), size), _windows(judged, size).long().cumprod(dim=-1)
+    return LeanLoss(total, sums._replace(**block_sums(accepted, blocks.bool())))
 
 
 def _windows(values: Tensor, size: int) -> Tensor:

@@ -18,9 +18,9 @@ from dspark.model.calibration import IDENTITY, Bucket, RuleName, SlotFit, load_c
 from dspark.model.checkpoint import fingerprint, load_drafter, load_target
 from dspark.model.location import locate
 from dspark.training import fitting, metrics, record
-from dspark.training.asked import answers, questions
+from dspark.training.asked import questions
 from dspark.training.disk import write_whole
-from dspark.training.judged import Text, judged
+from dspark.training.judged import Judge, Text
 from dspark.training.rounds import TOP_K_CUT
 from dspark.types import Rule
 
@@ -60,7 +60,7 @@ def evaluate(
         raise ConfigError("thresholds: every one is from 0 to 1")
     made, loaded = load_drafter(drafter, target=target).requires_grad_(False), load_target(target)
     made.serve()
-    size = made.config.block_size
+    judge, size = Judge(loaded, made, new_tokens, cut, keep), made.config.block_size
     calibration = load_calibration(locate(drafter), block_size=size)
     sets = {path.stem: questions(path, loaded, rows=rows, seed=seed) for path in datasets}
     found = fitting.fit(loaded, made, [list(one.ids) for asked in sets.values() for one in asked])
@@ -75,25 +75,8 @@ def evaluate(
             rows_of: dict[str, Any] = {}
             for name, questions_of in sets.items():
                 texts: list[Text] = []
-                drawn = answers(
-                    loaded,
-                    questions_of,
-                    temperature=temperature,
-                    rule=Rule[rule.upper()],
-                    seed=seed,
-                    new_tokens=new_tokens,
-                    room=size + 1,
-                    keep=keep,
-                )
-                for text in judged(
-                    loaded,
-                    made,
-                    drawn,
-                    temperature=temperature,
-                    rule=Rule[rule.upper()],
-                    seed=seed + 1,
-                    cut=cut,
-                ):
+                drawn = judge.answers(questions_of, temperature, Rule[rule.upper()], seed)
+                for text in judge.texts(drawn, temperature, Rule[rule.upper()], seed + 1):
                     texts.append(text)
                     progress.advance(task)
                 rows_of[name] = _measured(texts, size, new_tokens, fit, thresholds)

@@ -27,7 +27,7 @@ from dspark.errors import ConfigError
 from dspark.model.checkpoint import fingerprint, load_target
 from dspark.model.location import locate
 from dspark.model.placement import pick_device
-from dspark.model.target import TargetTaps
+from dspark.model.target import tapped
 from dspark.training import record
 from dspark.training.disk import save_tensors, write_whole
 from dspark.training.samples import Sample, Samples
@@ -66,12 +66,8 @@ class OnlineFeatures:
     def of(self, numbers: Sequence[int], samples: Sequence[Sample]) -> list[Features]:
         lengths = [len(sample.ids) for sample in samples]
         ids = torch.nn.utils.rnn.pad_sequence([sample.ids for sample in samples], batch_first=True)
-        ids = ids.to(self._model.device)
-        with TargetTaps(self._model, self._layer_ids) as taps:
-            decoder = self._model.get_decoder()
-            last = decoder(input_ids=ids, use_cache=False).last_hidden_state
-            tapped = taps.collect() if self._layer_ids else last[..., :0]
-        return [Features(tapped[row, :n], last[row, :n]) for row, n in enumerate(lengths)]
+        taps, last = tapped(self._model, ids.to(self._model.device), self._layer_ids)
+        return [Features(taps[row, :n], last[row, :n]) for row, n in enumerate(lengths)]
 
 
 @dataclass(frozen=True, slots=True)

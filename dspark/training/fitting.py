@@ -19,7 +19,7 @@ from dspark.loadgen.prompts import BUILT_IN
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.family import Drafter
 from dspark.model.pairing import TOKENIZER_NAME
-from dspark.model.target import TargetTaps, decoder_layers
+from dspark.model.target import decoder_layers, tapped
 from dspark.training.asked import questions
 from dspark.training.rounds import entries_at
 
@@ -132,9 +132,8 @@ def _features(model: Any, text: Tensor, taps: tuple[int, ...], shifts: Sequence[
     if not taps:
         return dict.fromkeys(shifts)
     layers = tuple(sorted({tap + shift for tap in taps for shift in shifts}))
-    with TargetTaps(model, layers) as listening:
-        model(input_ids=text, use_cache=False)
-        rows = dict(zip(layers, listening.collect()[0].chunk(len(layers), dim=-1), strict=True))
+    features, _ = tapped(model, text, layers)
+    rows = dict(zip(layers, features[0].chunk(len(layers), dim=-1), strict=True))
     return {shift: torch.cat([rows[tap + shift] for tap in taps], dim=-1) for shift in shifts}
 
 

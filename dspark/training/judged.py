@@ -35,33 +35,54 @@ class Text:
         return rounds.play([*self.accepted.tolist(), 0], [*lengths, 0], self.answer.ends, new_tokens)
 
 
-def judged(
-    target: LoadedTarget,
-    drafter: Drafter,
-    drawn: Iterable[TargetText],
-    *,
-    temperature: float,
-    rule: Rule,
-    seed: int,
-    cut: int | None,
-) -> Iterator[Text]:
-    """Judges answers that leave room for a block and one token after the last anchor; one text after another."""
-    generator = torch.Generator().manual_seed(seed)
-    for answer in drawn:
-        start = len(answer.question.ids)
-        blocks = rounds.judge(
-            drafter,
-            target.model,
-            answer.ids,
-            torch.arange(start, start + answer.anchors),
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Plays a drafter on its target's own answers."""
+
+    target: LoadedTarget
+    drafter: Drafter
+    new_tokens: int  # of an answer, at most
+    cut: int | None  # entries of q
+    keep: Path | None = None  # folder of the target's answers, for the next drafter
+
+    @property
+    def size(self) -> int:
+        """Slots of a block."""
+        return self.drafter.config.block_size
+
+    def answers(
+        self, asked: Sequence[DatasetPrompt], temperature: float, rule: Rule, seed: int
+    ) -> Iterator[TargetText]:
+        """With room for a block and one token after the last anchor."""
+        return answers(
+            self.target,
+            asked,
             temperature=temperature,
-            generator=generator,
-            cut=cut,
             rule=rule,
-            seed=answer.seed,
-            choice=answer.choice,
+            seed=seed,
+            new_tokens=self.new_tokens,
+            room=self.size + 1,
+            keep=self.keep,
         )
-        yield Text(answer, blocks.accepted.numpy(), blocks.confidence.double().numpy())
+
+    def texts(self, drawn: Iterable[TargetText], temperature: float, rule: Rule, seed: int) -> Iterator[Text]:
+        """The answers, judged; one after another."""
+        generator = torch.Generator().manual_seed(seed)
+        for answer in drawn:
+            start = len(answer.question.ids)
+            blocks = rounds.judge(
+                self.drafter,
+                self.target.model,
+                answer.ids,
+                torch.arange(start, start + answer.anchors),
+                temperature=temperature,
+                generator=generator,
+                cut=self.cut,
+                rule=rule,
+                seed=answer.seed,
+                choice=answer.choice,
+            )
+            yield Text(answer, blocks.accepted.numpy(), blocks.confidence.double().numpy())
 
 
 def whole_blocks(texts: Iterable[Text], size: int, new_tokens: int) -> tuple[Floats, Ints]:
@@ -87,27 +108,27 @@ class JudgedRounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RoundSource:
-    """Where the rounds of one calibration come from."""
+    """Where the rounds of one calibration come from.
 
-    target: LoadedTarget
-    drafter: Drafter
+    Answers are drawn once for both ratio rules, which leave the target's distribution alone and say nothing of its
+    noise.
+    """
+
+    judge: Judge
     asked: Mapping[str, Sequence[DatasetPrompt]]  # by the name of the file
     seed: int
-    new_tokens: int  # of an answer, at most
-    cut: int | None  # entries of q
-    keep: Path | None = None  # folder of the target's answers, for the next drafter
-    drawn: dict[tuple[str, bool, float], list[TargetText]] = field(default_factory=dict)
+    drawn: dict[tuple[str, int, int, bool, float], list[TargetText]] = field(default_factory=dict)
 
     def half(
         self,
         half: int,
-        rule: RuleName,
+        name_of_rule: RuleName,
         temperatures: Sequence[float],
         names: Sequence[str],  # of the prompts
         told: Callable[[int], None],  # counts prompts done
     ) -> JudgedRounds:
         """Of every second prompt, from the `half`-th on, at all temperatures."""
-        parts = []
+        judge, rule, parts = self.judge, Rule[name_of_rule.upper()], []
         for temperature in temperatures:
             for name in names:
                 # Prompts of like length side by side: a row that is longer is fed token by token.
@@ -116,39 +137,13 @@ class RoundSource:
                     piece = its[first : first + PIECE]
                     # Texts of the halves, pieces and temperatures are drawn apart.
                     seed = 2 * (self.seed + 1009 * round(1000 * temperature) + 7 * first) + half
-                    parts.append(self._piece(f"{name}-{half}-{first}", piece, rule, temperature, seed))
+                    place = (name, half, first, rule is Rule.COUPLED, temperature)
+                    if place not in self.drawn:
+                        self.drawn[place] = list(judge.answers(piece, temperature, rule, seed))
+                    texts = judge.texts(self.drawn[place], temperature, rule, seed + 1)
+                    parts.append(whole_blocks(texts, judge.size, judge.new_tokens))
                     told(len(piece))
-        if not sum(len(part.accepted) for part in parts):
+        logits, accepted = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        if not len(accepted):
             raise ConfigError("prompts: no round was played; the target ends every answer at once")
-        return JudgedRounds(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-
-    def _piece(
-        self, name: str, asked: Sequence[DatasetPrompt], rule: RuleName, temperature: float, seed: int
-    ) -> JudgedRounds:
-        """Answers are drawn once for both ratio rules, which leave the target's distribution alone and say nothing of
-        its noise."""
-        size, raced = self.drafter.config.block_size, rule == "coupled" and temperature > 0
-        place = (name, raced, temperature)
-        if place not in self.drawn:
-            self.drawn[place] = list(
-                answers(
-                    self.target,
-                    asked,
-                    temperature=temperature,
-                    rule=Rule.COUPLED if raced else Rule.TOKEN,
-                    seed=seed,
-                    new_tokens=self.new_tokens,
-                    room=size + 1,
-                    keep=self.keep,
-                )
-            )
-        texts = judged(
-            self.target,
-            self.drafter,
-            self.drawn[place],
-            temperature=temperature,
-            rule=Rule[rule.upper()],
-            seed=seed + 1,
-            cut=self.cut,
-        )
-        return JudgedRounds(*whole_blocks(texts, size, self.new_tokens))
+        return JudgedRounds(logits, accepted)

@@ -71,11 +71,14 @@ def lean_block_loss(
         softcap=drafter.config.logit_softcap,
         kept=drafter.kept_tokens,
     )
-    ce, l1 = (torch.zeros(target_ids.shape, device=hidden.device) for _ in range(2))
-    for dense, term in zip((ce, l1), terms, strict=True):
-        dense[eval_mask] = torch.empty_like(term).index_copy_(0, order, term)
+    ce, l1 = (dense(eval_mask, torch.empty_like(term).index_copy_(0, order, term)) for term in terms)
     sums = sum_terms(ce=ce, l1=l1, confidence_logits=confidence, weights=slot * eval_mask, eval_mask=eval_mask)
     return LeanLoss(mixed + weights.confidence * sums.confidence, sums._replace(confidence=sums.confidence.detach()))
+
+
+def dense(mask: Tensor, values: Tensor) -> Tensor:
+    """The values where the mask is, 0 elsewhere."""
+    return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
 
 
 def lean_terms(

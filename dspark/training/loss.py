@@ -66,27 +66,32 @@ def sum_terms(
     eval_mask: Tensor,  # [..., k]
 ) -> LossSums:
     """From per-slot terms to sums and logged figures."""
-    acceptance = (1 - 0.5 * l1.detach()).clamp(0, 1)  # c*
+    accepted = acceptance(l1)
     confidence = error = torch.zeros((), device=ce.device)
     if confidence_logits is not None:
         logits = confidence_logits.float()
-        each = binary_cross_entropy_with_logits(logits, acceptance, reduction="none")
+        each = binary_cross_entropy_with_logits(logits, accepted, reduction="none")
         confidence = (weights * each).sum()
-        error = ((torch.sigmoid(logits.detach()) - acceptance) * eval_mask).abs().sum()
+        error = ((torch.sigmoid(logits.detach()) - accepted) * eval_mask).abs().sum()
     return LossSums(
         ce=(weights * ce).sum(),
         l1=(weights * l1).sum(),
         confidence=confidence,
         denominator=weights.sum(),
         confidence_error=error,
-        **block_sums(acceptance, eval_mask),
+        **block_sums(accepted, eval_mask),
     )
 
 
-def block_sums(acceptance: Tensor, mask: Tensor) -> dict[str, Tensor]:
+def acceptance(l1: Tensor) -> Tensor:
+    """c*, without gradient."""
+    return (1 - 0.5 * l1.detach()).clamp(0, 1)
+
+
+def block_sums(accepted: Tensor, mask: Tensor) -> dict[str, Tensor]:
     """What is logged of the slots [..., k] of blocks; those that count are a run from slot 1."""
     mask = mask.flatten(0, -2)
-    valid = acceptance.flatten(0, -2) * mask
+    valid = accepted.flatten(0, -2) * mask
     tau = (1 + valid.cumprod(dim=-1).sum(dim=-1))[mask[:, 0]].sum()
     return {"accepted": valid.sum(dim=0), "slots": mask.sum(dim=0), "tau": tau, "blocks": mask[:, 0].sum()}
 

@@ -6,14 +6,13 @@ in lower case without punctuation, and every number is the same word: a workshee
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigError
-from dspark.training.disk import read_rows, write_whole
+from dspark.training.disk import read_rows, write_rows
 from dspark.training.split import conversation_of
 
 RUN = 13
@@ -52,7 +51,7 @@ def separate(prompts: Sequence[Path], training: Sequence[Path], *, out: Path | N
         kept = [row for row, texts in rows if not any(run in seen for words in texts for run in _marks(words))]
         files[path.name] = {"prompts": len(rows), "shared": len(rows) - len(kept), "kept": len(kept)}
         if out is not None:
-            write_whole(out / path.name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
+            write_rows(out / path.name, kept)
     totals = {name: sum(counts[name] for counts in files.values()) for name in ("prompts", "shared", "kept")}
     return totals | {"files": files}
 

@@ -56,6 +56,10 @@ class Log:
             rows = list(csv.DictReader(file))
         return {key: [float(row[key]) for row in rows] for key in (rows[0] if rows else {})}
 
+    def last(self) -> dict[str, float]:
+        """The figures of the last row, those that it has."""
+        return {name: values[-1] for name, values in self.read().items() if values[-1] == values[-1]}
+
 
 def draw(log: Log, panes: Mapping[str, Sequence[str]], path: Path) -> None:
     """The columns of every pane, by its name, against the step; those a log does not have are left out."""

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from dspark.client import AsyncClient, Completion, DeadlineExceeded, InvalidRequest, ModelInfo, Overloaded, Unavailable
 from dspark.errors import ConfigError
 from dspark.training.chat import Chat
-from dspark.training.disk import RowFile, read_rows, write_whole
+from dspark.training.disk import RowFile, check_same_run, read_rows, write_whole
 from dspark.training.settings import RegenerationSettings
 from dspark.training.split import conversation_of
 
@@ -206,7 +206,4 @@ def _check_same_run(out: Path, prompts: Path, asking: RegenerationSettings, info
             raise ConfigError(f"{out}: there already, and {beside.name} does not say how it was made")
         write_whole(beside, json.dumps(ours, indent=2) + "\n")
         return
-    theirs = json.loads(beside.read_text(encoding="utf-8"))
-    for name, value in ours.items():
-        if theirs.get(name) != value:
-            raise ConfigError(f"{name}: {out} was begun with {theirs.get(name)!r}, not {value!r}; name another --out")
+    check_same_run(out, json.loads(beside.read_text(encoding="utf-8")), ours)

@@ -64,7 +64,7 @@ def by_slot(predicted: Floats, accepted: Ints) -> dict[str, list[float]]:
 
 
 def conditional_ranking(logits: Floats, accepted: Ints) -> list[float]:
-    """Area under the curve of each slot's own score among the rounds that reached it: no temperature changes it."""
+    """Area under the curve of each slot's own score among the rounds that reached it: no fit changes it."""
     label = labels(accepted, logits.shape[1])
     reached = [accepted >= slot for slot in range(logits.shape[1])]
     return [ranking(logits[rows, slot], label[rows, slot]) for slot, rows in enumerate(reached)]

@@ -85,7 +85,10 @@ _FREE = {
 
 
 def settled(settings: Settings) -> dict[str, Any]:
-    """What the numbers of a run depend on, files apart: their content is compared, not where they lie."""
+    """What the numbers of a run depend on, files apart: their content is compared, not where they lie.
+
+    Of settings with the precision that came out, never `auto`: that of another device may be another one.
+    """
     return {name: value for name, value in settings.to_json().items() if name not in _FREE}
 
 
@@ -95,18 +98,6 @@ def from_json(raw: Mapping[str, Any]) -> Settings:
     if unknown := set(raw) - known:
         raise ConfigError(f"{sorted(unknown)[0]}: no such setting of a training run")
     return Settings(**{**raw, "taps": tuple(raw.get("taps", ()))})
-
-
-def check_same_run(settings: Settings, kept: Mapping[str, Any]) -> None:
-    """A state goes on under the settings it was made with: ConfigError names the one that differs.
-
-    Both with the precision that came out, never `auto`: that of another device may be another one.
-    """
-    for name, value in settled(settings).items():
-        if kept.get(name) != value:
-            raise ConfigError(
-                f"{name}: {settings.out} was begun with {kept.get(name)!r}, not {value!r}; name another folder"
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,8 @@ from dspark.model.config import DrafterConfig, HeadType, Kind
 from dspark.model.families import fresh_drafter
 from dspark.model.family import Drafter
 from dspark.model.formats import deepseek_v4
-from dspark.model.formats.vocabulary import DraftVocabulary
+from dspark.model.formats.vocabulary import DraftVocabulary, read_ids
 from dspark.training.settings import Settings
-from dspark.training.vocabulary import read_kept
 
 TAPS = 5
 SHALLOW = 8  # layers
@@ -54,10 +53,10 @@ def drafter_config(folder: Path, text: Any, settings: Settings) -> DrafterConfig
         raise ConfigError(f"layers: a drafter of the family {settings.family} has one, not {layers}")
     common: dict[str, Any] = _target_shape(text)
     common |= {"kind": kind, "num_hidden_layers": layers, "block_size": settings.block_size}
-    if (kept := read_kept(settings.keep_tokens, common["vocab_size"])) is not None:
+    if (kept := _kept(settings, common["vocab_size"])) is not None:
         if kind == "lm":
             raise ConfigError("keep_tokens: the head of a language model is its embedding, and says every token")
-        common["draft_vocab_size"] = len(kept)
+        common["draft_vocab_size"] = len(kept.target_ids)
     if kind == "lm":
         return DrafterConfig(**_language_shape(common, settings), target_layer_ids=(), num_target_layers=0)
     depth = int(text.num_hidden_layers)
@@ -136,19 +135,23 @@ def make_drafter(target: LoadedTarget, settings: Settings) -> Drafter:
     """Fresh, or with the weights of `start`, whatever the length of its blocks. In training mode, fp32, on the CPU."""
     model = target.model
     config = drafter_config(target.folder, model.config.get_text_config(), settings)
-    own, kept = config.kind == "lm", read_kept(settings.keep_tokens, target.vocab_size)
+    own, kept = config.kind == "lm", _kept(settings, target.vocab_size)
     head = model.get_output_embeddings().weight
     drafter = fresh_drafter(
         config,
         embedding=None if own else model.get_input_embeddings().weight.float().cpu(),
-        lm_head=None if own else (head if kept is None else head[kept.to(head.device)]).float().cpu(),
+        lm_head=None if own else (head if kept is None else head[kept.target_ids.to(head.device)]).float().cpu(),
         generator=torch.Generator().manual_seed(settings.seed),
     )
-    if kept is not None:
-        drafter.draft_vocabulary = DraftVocabulary(kept, target.vocab_size)
+    drafter.draft_vocabulary = kept
     if settings.start:
         _start_from(drafter, settings.start, target.folder)
     return drafter
+
+
+def _kept(settings: Settings, vocab_size: int) -> DraftVocabulary | None:
+    """What the head can say; None: every token."""
+    return DraftVocabulary.of(read_ids(Path(settings.keep_tokens)), vocab_size) if settings.keep_tokens else None
 
 
 def _start_from(drafter: Drafter, folder: str, target: Path) -> None:

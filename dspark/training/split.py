@@ -8,7 +8,6 @@ nothing is left of it.
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigError
-from dspark.training.disk import read_rows, write_whole
+from dspark.training.disk import read_rows, write_rows
 
 SEED = 42
 HELD_OUT = 0.05
@@ -88,8 +87,8 @@ def split_prompts(
     away = round(len(order) * held_out)
     away = min(max(away, 1 if held_out else 0), len(order) - 1)
     tests, trains = sorted(order[:away]), sorted(order[away:])
-    write_whole(folder / "train.jsonl", _lines(good[n] for n in trains))
-    write_whole(folder / "test.jsonl", _lines(_as_test(good[n]) for n in tests))
+    write_rows(folder / "train.jsonl", (good[n] for n in trains))
+    write_rows(folder / "test.jsonl", (_as_test(good[n]) for n in tests))
     return {
         "train": len(trains),
         "test": len(tests),
@@ -124,7 +123,3 @@ def _as_test(row: Mapping[str, Any]) -> dict[str, Any]:
     users = [turn for turn in row["conversations"] if turn["role"] == "user"]
     turns = [turn.get("token_ids") or turn["content"] for turn in users]
     return {key: value for key, value in row.items() if key != "conversations"} | {"turns": turns}
-
-
-def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -20,12 +20,12 @@ from dspark.errors import ConfigError
 from dspark.model.checkpoint import save_drafter
 from dspark.training import checkpoint, record
 from dspark.training.batches import numbers_of
-from dspark.training.disk import write_whole
+from dspark.training.disk import check_same_run, write_whole
 from dspark.training.loss import LossSums, figures
 from dspark.training.objective import own_weights
 from dspark.training.optimisers import make_optimisers, set_step
 from dspark.training.run import TrainingRun, WorkerGroup, open_run
-from dspark.training.settings import Settings, check_same_run
+from dspark.training.settings import Settings, settled
 
 STATE, LOG, CURVE, MODEL = "state", "log.csv", "loss.png", "drafter"
 CURVES = {name: (name, f"held_out_{name}") for name in ("loss", "tau")}
@@ -45,8 +45,8 @@ def train_drafter(settings: Settings, *, world: WorkerGroup | None = None, on_st
     optimisers = make_optimisers(run.drafter, settings)
     if (state_file := out / f"{STATE}.safetensors").exists():  # before weights of another shape are copied
         kept = checkpoint.read_header(state_file)["facts"]
-        check_same_run(run.settings, kept["settings"])
-        _check_same_content(run, kept["identity"])
+        check_same_run(out, kept["settings"], settled(run.settings))
+        check_same_run(out, kept["identity"], dict.fromkeys(kept["identity"]) | run.identity)
     facts = checkpoint.load(out, STATE, run.drafter, optimisers)
     done, before = (facts["step"], facts["seconds"]) if facts else (0, 0.0)
     log = record.Log(out / LOG) if world.leads else None
@@ -133,12 +133,6 @@ def loss_figures(run: TrainingRun, sums: LossSums) -> dict[str, float]:
     loss = sum(weight * part for weight, part in zip(mixed, parts.values(), strict=True))
     rates = {name: value for name, value in told.items() if name.startswith("accept_rate@")}
     return {"loss": loss, "tau": told["tau_probabilistic"]} | parts | rates
-
-
-def _check_same_content(run: TrainingRun, kept: Mapping[str, str]) -> None:
-    for name in sorted(run.identity.keys() | kept.keys()):
-        if kept.get(name) != run.identity.get(name):
-            raise ConfigError(f"{name}: {run.settings.out} was begun with other {name}; name another folder")
 
 
 def _row(step: int, seconds: float, shown: Mapping[str, float], held: bool) -> dict[str, float]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from dspark import plots
 from dspark.training import metrics
-from dspark.training.asked import answers, questions
-from dspark.training.judged import judged
+from dspark.training.asked import questions
+from dspark.training.judged import Judge
 from dspark.types import Rule
 from guide.pair import QUESTIONS, Tour
 
@@ -43,8 +43,7 @@ does not depend on the token in it."""
 
 def _points(tour: Tour, path: Path) -> list[dict[str, Any]]:
     """The rounds, played at every threshold on the very same texts and drafts."""
-    rule = Rule.TOKEN
-    asked = questions(path, tour.target, rows=tour.rows)
-    drawn = answers(tour.target, asked, temperature=1.0, rule=rule, seed=0, new_tokens=tour.tokens, room=tour.slots + 1)
-    texts = list(judged(tour.target, tour.drafter, drawn, temperature=1.0, rule=rule, seed=1, cut=64))
+    judge = Judge(tour.target, tour.drafter, tour.tokens, cut=64)
+    drawn = judge.answers(questions(path, tour.target, rows=tour.rows), 1.0, Rule.TOKEN, seed=0)
+    texts = list(judge.texts(drawn, 1.0, Rule.TOKEN, seed=1))
     return metrics.sweep(texts, tour.slots, tour.tokens, THRESHOLDS, tour.calibration.fit("sampled", "token"))

@@ -12,7 +12,7 @@ from dspark import plots
 from dspark.model.checkpoint import load_drafter
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block, fresh_drafter
-from dspark.model.target import TargetTaps
+from dspark.model.target import tapped
 from dspark.training.anchors import draw_anchors, label_blocks
 from dspark.training.asked import answers, questions
 from dspark.training.lean_loss import LeanLoss, lean_block_loss
@@ -77,9 +77,8 @@ def _texts(tour: Tour) -> list[Tensor]:
 def _loss(tour: Tour, student: BlockDrafter, ids: Tensor, generator: torch.Generator) -> LeanLoss:
     """Of some blocks of one text [1, T], against what the target says there."""
     model = tour.target.model
-    with torch.no_grad(), TargetTaps(model, student.target_layer_ids) as taps:
-        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-        features = taps.collect()
+    with torch.no_grad():
+        features, hidden = tapped(model, ids, student.target_layer_ids)
     supervised = torch.ones(ids.shape[1], dtype=torch.bool)
     anchors = draw_anchors(supervised, BLOCKS, generator=generator)
     return lean_block_loss(

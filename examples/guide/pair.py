@@ -16,7 +16,7 @@ from dspark.model.calibration import Calibration, load_calibration
 from dspark.model.checkpoint import LoadedTarget, load_drafter, load_target
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
-from dspark.model.target import TargetTaps
+from dspark.model.target import tapped
 from dspark.training.rounds import entries_at
 
 MODELS = Path(__file__).parents[2] / "tests" / "data" / "pair"
@@ -66,11 +66,9 @@ class Tour:
     def propose(self, ids: Sequence[int]) -> Any:
         """One block after the last token of `ids`, the anchor, which the target has not read yet."""
         past = torch.tensor(list(ids[:-1]))
-        with TargetTaps(self.target.model, self.drafter.target_layer_ids) as taps:
-            self.target.model(input_ids=past[None], use_cache=False)
-            features = taps.collect()[0]
+        features, _ = tapped(self.target.model, past[None], self.drafter.target_layer_ids)
         at = torch.tensor([len(past)])
-        entries, _ = entries_at(self.drafter, features=features, token_ids=past, anchors=at)
+        entries, _ = entries_at(self.drafter, features=features[0], token_ids=past, anchors=at)
         anchor = torch.tensor([ids[-1]])
         return self.drafter.propose(anchor_ids=anchor, anchor_positions=at, context=entries, slots=self.slots)
 

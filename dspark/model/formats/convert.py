@@ -39,7 +39,7 @@ def to_speculators(
     share_tables: bool = False,
     keep_tokens: Sequence[int] | None = None,
 ) -> None:
-    """Writes `out`. `verifier`: the target's name; `keep_tokens`: target ids of the head that stays, ascending."""
+    """Writes `out`. `verifier`: the target's name; `keep_tokens`: target ids of the head that stays."""
     config = read_drafter_config(folder)
     if config.family not in speculators.FAMILIES:
         raise UnsupportedFamily(f"{folder}: {config.family} drafters have no form in the speculators format")
@@ -51,12 +51,9 @@ def to_speculators(
     maps: dict[str, Tensor] = {}
     rows = None
     if keep_tokens is not None:
-        kept = sorted(set(keep_tokens))
-        if not kept or kept[0] < 0 or kept[-1] >= config.vocab_size:
-            raise CheckpointError(f"keep_tokens: expected ids below {config.vocab_size}")
-        rows = torch.tensor(kept)
+        vocabulary = DraftVocabulary.of(keep_tokens, config.vocab_size)
+        rows, maps = vocabulary.target_ids, vocabulary.maps()
         raw["draft_vocab_size"] = len(rows)
-        maps = DraftVocabulary(rows, config.vocab_size).maps()
         left_out.discard(SHARED[1])
     tensors = {
         name: tensor.index_select(0, rows) if rows is not None and name in _SAID else tensor

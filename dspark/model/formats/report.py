@@ -10,12 +10,12 @@ from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_drafter
 from dspark.model.config import CONFIG_NAME, DrafterConfig
 from dspark.model.config_file import read_drafter_config
-from dspark.model.config_keys import read_json, text_keys
+from dspark.model.config_keys import read_json
 from dspark.model.formats.nested import is_nested
 from dspark.model.formats.source import left_out
 from dspark.model.formats.speculators import is_speculators
 from dspark.model.location import locate
-from dspark.model.pairing import mismatch
+from dspark.model.pairing import mismatch, sizes_of
 from dspark.model.weights_file import read_directory, weight_files
 
 
@@ -48,15 +48,7 @@ def report(name: str, *, revision: str | None = None, target: str | None = None)
     }
     if target is not None:
         theirs = locate(target, weights=False)
-        keys = text_keys(read_json(theirs / CONFIG_NAME))
-        problem = mismatch(
-            shape,
-            folder,
-            target=theirs,
-            hidden_size=keys.count("hidden_size"),
-            layers=keys.count("num_hidden_layers"),
-            vocab_size=keys.count("vocab_size"),
-        )
+        problem = mismatch(shape, folder, target=theirs, **sizes_of(theirs))
         if problem is not None:
             raise CheckpointError(problem)
         said["target"] = "fits"

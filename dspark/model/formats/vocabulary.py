@@ -7,12 +7,14 @@ vocabulary before anything is drawn: what cannot be drafted has probability 0, w
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from dspark.errors import CheckpointError
+from dspark.errors import CheckpointError, ConfigError
+from dspark.model.config_keys import MOST_LISTING_BYTES, read_json_file
 
 OFFSETS, DRAFTABLE = "d2t", "t2d"
 
@@ -27,6 +29,14 @@ class DraftVocabulary(nn.Module):
         self.vocab_size = vocab_size  # V, the target's
         self.register_buffer("target_ids", target_ids, persistent=False)
 
+    @staticmethod
+    def of(ids: Iterable[int], vocab_size: int) -> DraftVocabulary:
+        """Of these target ids, ascending. ConfigError where one is none."""
+        kept = sorted(set(ids))
+        if not kept or kept[0] < 0 or kept[-1] >= vocab_size:
+            raise ConfigError(f"keep_tokens: expected ids below {vocab_size}")
+        return DraftVocabulary(torch.tensor(kept), vocab_size)
+
     def spread(self, logits: Tensor) -> Tensor:
         """Draft logits [..., Vd] -> target logits [..., V], minus infinity where nothing can be drafted."""
         whole = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
@@ -37,6 +47,17 @@ class DraftVocabulary(nn.Module):
         ids = self.target_ids.cpu()
         draftable = torch.zeros(self.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
         return {OFFSETS: ids - torch.arange(len(ids)), DRAFTABLE: draftable}
+
+
+def read_ids(path: Path) -> list[int]:
+    """A JSON list of token ids, as `dspark train vocabulary` writes it; ConfigError names the file."""
+    try:
+        ids = read_json_file(path, most=MOST_LISTING_BYTES)
+    except (OSError, CheckpointError) as error:
+        raise ConfigError(f"keep_tokens: {error}") from error
+    if not isinstance(ids, list) or not all(type(each) is int for each in ids):
+        raise ConfigError(f"keep_tokens: {path} holds no list of token ids")
+    return ids
 
 
 def read_vocabulary(

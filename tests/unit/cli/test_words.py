@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dspark.cli.options import tell
-from dspark.cli.terminal import shown
+from dspark.cli.options import shown, tell
 
 ROOT = Path(__file__).parents[3]
 

@@ -34,19 +34,6 @@ def test_each_training_block_equals_the_served_block(head: HeadType) -> None:
         assert torch.allclose(served.confidence_logits(previous), confidence, atol=2e-5)
 
 
-@torch.no_grad()
-def test_context_grown_row_by_row_equals_context_made_at_once() -> None:
-    drafter = tiny_drafter("vanilla").eval()
-    features = torch.randn(6, drafter.config.feature_size, generator=torch.Generator().manual_seed(2))
-
-    def made(rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        return drafter.ingest(ContextTokens(drafter.project(features[rows]), None, torch.arange(6)[rows]))
-
-    whole, parts = made(slice(6)), [made(slice(p, p + 1)) for p in range(6)]
-    for side in (0, 1):
-        assert torch.allclose(torch.cat([row[side] for row in parts], dim=1), whole[side], atol=1e-5)
-
-
 def test_serving_first_does_not_spoil_training_afterwards() -> None:
     drafter = tiny_drafter("vanilla")
     with torch.inference_mode():

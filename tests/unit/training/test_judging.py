@@ -135,7 +135,6 @@ def test_calibrate_writes_what_drafters_read(
     assert made.top_k_cut == 64
     for fit in report["fits"]:  # type: ignore[attr-defined]
         assert fit["few_rounds"]
-        assert fit["auc_each_before"] == pytest.approx(fit["auc_each_after"], nan_ok=True)
     assert made.rules["token"]["sampled"].offsets
     run(offsets=False)
     assert not load_calibration(tmp_path / "drafter", block_size=7).rules["token"]["sampled"].offsets

@@ -10,8 +10,7 @@ import torch
 
 from dspark.cli.main import main
 from dspark.errors import ConfigError
-from dspark.training.samples import Sample, write_samples
-from dspark.training.vocabulary import most_written
+from dspark.training.samples import Sample, most_written, write_samples
 from tests.released.weights import write_thin
 
 
