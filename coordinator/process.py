@@ -28,6 +28,7 @@ from coordinator.watching.tracing import Tracing, open_tracer
 from coordinator.watching.watch import Explain
 from coordinator.workers.membership import ANNOUNCE_WAIT_S, Membership
 from coordinator.workers.worker import Address, WorkerAccess, WorkerRole
+from dspark.client.fields import copied
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import Policy, parse_policy
 from dspark.runtime.security import split_endpoint
@@ -78,14 +79,15 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     tokenizer = find_tokenizer(config.target, config.target_revision)
     clock, metrics = asyncio.get_running_loop(), shell.metrics
     metrics.policy_info.labels(policy=str(policy)).set(1)
-    admission = Scheduler(_bounds(config), clock, metrics)
+    bounds = copied(QueueBounds, config, warm_s=2 * config.warm_up_s)  # plain requests, then drafted ones
+    admission = Scheduler(bounds, clock, metrics)
     journal = _journal(config, metrics)
     explain = Explain(metrics.dropped.labels(kind="explained", reason="not_read").inc)
     lanes = LaneContext(
         clock,
         metrics,
         Monitor(metrics),
-        _conduct(config),
+        copied(Conduct, config),
         explain,
         write=journal.write if journal is not None else None,
     )
@@ -193,25 +195,3 @@ def _journal(config: CoordinatorConfig, metrics: Metrics) -> Journal | None:
         segment_bytes=config.journal_segment_mb << 20,
     )
     return Journal(file, keep_s=config.journal_keep_s, metrics=metrics)
-
-
-def _bounds(config: CoordinatorConfig) -> QueueBounds:
-    return QueueBounds(
-        config.max_running,
-        config.max_queued,
-        config.verifier_wait_s,
-        config.max_handovers,
-        config.queue_deadline_s,
-        2 * config.warm_up_s,  # plain ones, then drafted ones
-    )
-
-
-def _conduct(config: CoordinatorConfig) -> Conduct:
-    return Conduct(
-        prefills=config.max_prefills,
-        prefill_s=config.prefill_deadline_s,
-        verify_s=config.verify_deadline_s,
-        bypass=config.bypass,
-        cohorts=config.cohorts,
-        window=config.window,
-    )

@@ -21,9 +21,9 @@ from dspark.runtime.telemetry import Metrics
 class Conduct:
     """Of every lane of a coordinator. Waits are seconds."""
 
-    prefills: int = 32  # at one time: with many streams of short answers, a handful a round would be all that enter
-    prefill_s: float = 120.0
-    verify_s: float = 10.0
+    max_prefills: int = 32  # at one time: with many streams of short answers, a handful a round would be all that enter
+    prefill_deadline_s: float = 120.0
+    verify_deadline_s: float = 10.0
     bypass: bool = True  # whether a lane may go without drafts where they do not pay
     cohorts: int = 0  # 1 or 2 that take turns; 0: whichever commits faster
     window: int = 2  # rounds that a verifier may run beyond the last acknowledged one

@@ -55,7 +55,7 @@ class Lane:
         self.facts, self._port, self._owner, self._waits = facts, port, owner, waits
         self._clock, self._metrics, self._shared, self._round_watch = clock, metrics, shared, shared.watch
         self._on_lost, self._on_draining = on_lost, on_draining
-        self._members = Members(facts, waits.prefills)
+        self._members = Members(facts, waits.max_prefills)
         self._drafters = LaneDrafters(facts.name, shared)
         self.why_left_out = self._drafters.why_left_out
         self._plans = LanePlans(facts.cost, window=waits.window, cohorts=waits.cohorts, bypass=waits.bypass)
@@ -181,7 +181,7 @@ class Lane:
 
     def _settle(self, placed: Placed, becomes: LifeEvent = LifeEvent.MOVED) -> None:
         """It leaves once everything that was drawn for it is here."""
-        placed.leaving, placed.settled_by = becomes, self._clock.time() + self._waits.verify_s
+        placed.leaving, placed.settled_by = becomes, self._clock.time() + self._waits.verify_deadline_s
         self._orders.append(Release(placed.number, placed.epoch, How.SETTLE))
         self._soon()
 

@@ -170,7 +170,7 @@ class Silence:
     @property
     def each_s(self) -> float:
         """From one look to the next."""
-        return min(self._waits.prefill_s, self._waits.verify_s) / LOOKS
+        return min(self._waits.prefill_deadline_s, self._waits.verify_deadline_s) / LOOKS
 
     def reported(self, said: PassReport, now: float) -> None:
         """It said this."""
@@ -182,10 +182,10 @@ class Silence:
         """Why, or None. heard: when it said anything last."""
         since = min((placed.since for placed in self._members if placed.admitted), default=now)
         silent_s = now - max(heard, since)
-        if any(placed.prefilled for placed in self._members) and silent_s >= self._waits.verify_s:
-            return f"no verdict for {self._waits.verify_s:g} s"
-        if self._members.prefilling and silent_s >= self._waits.prefill_s:
-            return f"no prefill within {self._waits.prefill_s:g} s"
+        if any(placed.prefilled for placed in self._members) and silent_s >= self._waits.verify_deadline_s:
+            return f"no verdict for {self._waits.verify_deadline_s:g} s"
+        if self._members.prefilling and silent_s >= self._waits.prefill_deadline_s:
+            return f"no prefill within {self._waits.prefill_deadline_s:g} s"
         return None
 
     def overdue(self, now: float) -> Iterator[Placed]:
@@ -195,9 +195,9 @@ class Silence:
                 continue
             if placed.prefilled:
                 placed.heard = now if self._no_page else placed.heard
-                late = now >= placed.heard + self._waits.verify_s
+                late = now >= placed.heard + self._waits.verify_deadline_s
             else:
                 got_on = placed.since if self._members.overtook(placed) else max(placed.since, self._prompts_got_on)
-                late = now >= got_on + self._waits.prefill_s
+                late = now >= got_on + self._waits.prefill_deadline_s
             if late:
                 yield placed

@@ -45,7 +45,7 @@ class QueueBounds:
     max_queued: int = 1024
     verifier_wait_s: float = 20.0
     max_handovers: int = 4
-    queue_s: float = 60.0  # longest wait for a first place
+    queue_deadline_s: float = 60.0  # longest wait for a first place
     warm_s: float = 0.0  # longest time for which a verifier that is there may run its first requests
 
 
@@ -323,12 +323,12 @@ class Scheduler:
 
     def _look_after_the_line(self) -> None:
         if self._overdue is None and self._line.count:
-            self._overdue = self._clock.call_later(self._bounds.queue_s / LOOKS, self._look)
+            self._overdue = self._clock.call_later(self._bounds.queue_deadline_s / LOOKS, self._look)
 
     def _look(self) -> None:
         self._overdue = None
-        for state in self._line.overdue(self._clock.time() - self._bounds.queue_s):
-            self._give_up(state, "queue_deadline", f"no place was free within {self._bounds.queue_s:g} s")
+        for state in self._line.overdue(self._clock.time() - self._bounds.queue_deadline_s):
+            self._give_up(state, "queue_deadline", f"no place was free within {self._bounds.queue_deadline_s:g} s")
         self._look_after_the_line()
 
     def _give_up(self, state: RequestState, reason: str, why: str) -> None:

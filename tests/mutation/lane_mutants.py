@@ -91,7 +91,7 @@ LANES: list[Mutant] = [
         ),
         (
             "a sequence that its verifier forgot waits for ever",
-            "late = now >= placed.heard + self._waits.verify_s",
+            "late = now >= placed.heard + self._waits.verify_deadline_s",
             "late = False",
             SILENT,
         ),

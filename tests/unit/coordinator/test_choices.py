@@ -189,7 +189,7 @@ async def test_answers_go_on_when_the_first_is_turned_away_and_comes_back() -> N
 
 @virtual
 async def test_answers_go_on_when_the_first_is_cancelled_before_its_prompt_is_sent() -> None:
-    cell = RoundsCell(waits=Conduct(prefills=1))
+    cell = RoundsCell(waits=Conduct(max_prefills=1))
     cell.port.hold()
     before = ask(cell, 1, "before")
     states = ask(cell, 3)

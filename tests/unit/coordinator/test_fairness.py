@@ -120,7 +120,7 @@ async def test_whoever_had_a_place_is_not_displaced() -> None:
 
 @virtual
 async def test_waiting_for_a_first_place_has_an_end() -> None:
-    cell = held(make(max_running=1, queue_s=4.0))
+    cell = held(make(max_running=1, queue_deadline_s=4.0))
     running, waiting = cell.ask(), cell.ask()
     await asyncio.sleep(3.9)
     late = cell.ask()

@@ -116,7 +116,7 @@ async def test_cancelling_at_any_moment_leaves_nothing_behind(after_s: float) ->
 
 @virtual
 async def test_prefills_go_a_few_at_a_time_in_order() -> None:
-    cell = RoundsCell(waits=Conduct(prefills=2))
+    cell = RoundsCell(waits=Conduct(max_prefills=2))
     states = [cell.ask((seed, *range(200)), max_tokens=3) for seed in range(6)]
     await asyncio.sleep(0.001)
     assert len(cell.port.orders(Admission)) == 2
@@ -480,7 +480,7 @@ async def test_without_another_verifier_the_client_hears_where_the_answer_stands
 
 @virtual
 async def test_a_verifier_that_says_nothing_is_let_go_after_its_deadline() -> None:
-    cell = RoundsCell(waits=Conduct(verify_s=2.0))
+    cell = RoundsCell(waits=Conduct(verify_deadline_s=2.0))
     state = cell.ask(max_tokens=90)
     await asyncio.sleep(0.05)
     port = cell.port
@@ -496,7 +496,7 @@ async def test_a_verifier_that_says_nothing_is_let_go_after_its_deadline() -> No
 
 @virtual
 async def test_a_verifier_that_never_prefills_is_let_go_although_more_are_asked_of_it() -> None:
-    cell = RoundsCell(waits=Conduct(prefill_s=3.0))
+    cell = RoundsCell(waits=Conduct(prefill_deadline_s=3.0))
     port = cell.port
     port.tampers = lambda news: ()
     for seed in range(30):
@@ -536,7 +536,7 @@ async def test_a_verifier_that_will_leave_settles_its_sequences_and_they_move() 
 
 @virtual
 async def test_a_verifier_that_never_settles_a_sequence_loses_it() -> None:
-    cell = RoundsCell(waits=Conduct(verify_s=2.0))
+    cell = RoundsCell(waits=Conduct(verify_deadline_s=2.0))
     stuck, other = cell.ask(max_tokens=60), cell.ask((8, 3), max_tokens=2000, policy="off")
     await asyncio.sleep(0.06)
     cell.port.tampers = lambda news: [
@@ -571,7 +571,7 @@ def silent_about(number: int) -> Callable[[PassReport], list[PassReport]]:
 
 @virtual
 async def test_a_sequence_that_its_verifier_is_silent_about_moves_and_no_other_does() -> None:
-    cell = RoundsCell(waits=Conduct(verify_s=2.0))
+    cell = RoundsCell(waits=Conduct(verify_deadline_s=2.0))
     stuck, other = cell.ask(max_tokens=60, policy="fixed:2"), cell.ask((8, 3), max_tokens=2000, policy="off")
     await cell.until(lambda: len(stuck.answer.log) > 20)
     stands = stuck.answer.log.answered
@@ -593,7 +593,7 @@ async def test_a_sequence_that_its_verifier_is_silent_about_moves_and_no_other_d
 @pytest.mark.parametrize("left", [0, 1])
 @virtual
 async def test_nobody_moves_for_silence_while_the_verifier_has_no_page_left(left: int) -> None:
-    cell = RoundsCell(waits=Conduct(verify_s=2.0))
+    cell = RoundsCell(waits=Conduct(verify_deadline_s=2.0))
     starved, other = cell.ask(max_tokens=60, policy="off"), cell.ask((8, 3), max_tokens=2000, policy="off")
     await cell.until(lambda: len(starved.answer.log) > 20)
     silent = silent_about(starved.sequence.number)
@@ -605,7 +605,7 @@ async def test_nobody_moves_for_silence_while_the_verifier_has_no_page_left(left
 
 @virtual
 async def test_what_a_lost_release_left_behind_is_dropped() -> None:
-    cell = RoundsCell(waits=Conduct(verify_s=2.0))
+    cell = RoundsCell(waits=Conduct(verify_deadline_s=2.0))
     told, deaf = cell.port.port.tell, [True]
 
     def tell_all_but_releases(orders: Sequence[Any]) -> None:
@@ -625,7 +625,7 @@ async def test_what_a_lost_release_left_behind_is_dropped() -> None:
 
 @virtual
 async def test_a_prompt_that_others_overtook_is_run_again() -> None:
-    cell = RoundsCell(waits=Conduct(prefill_s=10.0))
+    cell = RoundsCell(waits=Conduct(prefill_deadline_s=10.0))
     lost = cell.ask(max_tokens=4)
     cell.port.in_reports(silent_about(lost.sequence.number))
     await asyncio.sleep(5.0)
@@ -641,7 +641,7 @@ async def test_a_prompt_that_others_overtook_is_run_again() -> None:
 
 @virtual
 async def test_a_prompt_is_waited_for_while_prompts_get_on() -> None:
-    cell = RoundsCell(waits=Conduct(prefill_s=10.0))
+    cell = RoundsCell(waits=Conduct(prefill_deadline_s=10.0))
     busy = cell.ask((8, 9), max_tokens=9000, policy="off")
     await cell.until(lambda: len(busy.answer.log) > 20)
     slow = cell.ask(max_tokens=4)
@@ -659,7 +659,7 @@ async def test_a_prompt_is_waited_for_while_prompts_get_on() -> None:
 
 @virtual
 async def test_a_prompt_that_waits_while_none_gets_on_is_run_again() -> None:
-    cell = RoundsCell(waits=Conduct(prefill_s=10.0))
+    cell = RoundsCell(waits=Conduct(prefill_deadline_s=10.0))
     busy = cell.ask((8, 9), max_tokens=4000, policy="off")
     await cell.until(lambda: len(busy.answer.log) > 20)
     slow = cell.ask(max_tokens=4)

@@ -151,7 +151,7 @@ def test_committed_ids_are_those_of_the_one_page_loop(
         verifiers=2,
         drafters=2,
         pages=40,
-        waits=Conduct(window=window, cohorts=cohorts, verify_s=60.0),
+        waits=Conduct(window=window, cohorts=cohorts, verify_deadline_s=60.0),
         bounds=QueueBounds(max_handovers=100),
     )
     assert max(state.sequence.epoch for state in states) > 0

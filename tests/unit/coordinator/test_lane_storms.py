@@ -140,7 +140,7 @@ async def test_answers_are_exact_and_nothing_is_left_behind(seed: int) -> None:
         drafters=2,
         pages=120 if seed % 2 else 0,
         pair=ToyPair(wrong_every=(3, 5, 1000)[seed % 3]),
-        waits=Conduct(prefills=3, window=seed % 3, cohorts=(0, 1, 2)[seed % 3], verify_s=60.0),
+        waits=Conduct(max_prefills=3, window=seed % 3, cohorts=(0, 1, 2)[seed % 3], verify_deadline_s=60.0),
         bounds=QueueBounds(max_running=12, max_queued=20, max_handovers=1000),
     )
     storm = Storm(cell, seed)

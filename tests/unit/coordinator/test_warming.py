@@ -65,7 +65,7 @@ async def test_what_takes_too_long_fails_the_first_requests(kind: str) -> None:
         cell, lambda each: kind == "prefill" or (isinstance(each, PassReport) and each.report.number > 0)
     )
     warming = _begin(cell, verifier)
-    await asyncio.sleep(10 * Conduct().prefill_s)
+    await asyncio.sleep(10 * Conduct().prefill_deadline_s)
     assert verifier.streams[0].closed_because.startswith(f"no {kind}")
     warming.cancel()
     with pytest.raises((Unwarmed, asyncio.CancelledError)):
