@@ -29,7 +29,6 @@ from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc
 log = structlog.get_logger("dspark.cell")
 
 MAX_UNSENT = 65_536  # parts of messages that wait for one front end to read: seconds of all a coordinator can commit
-MAX_ID = 128
 MAX_ABORTS = 1024
 TERMS_S = 0.25  # how old the terms that a front end knows may be
 BACKSTOP_S = 1.0  # how much later than the front end the coordinator ends a request whose time is up
@@ -160,13 +159,8 @@ class FrontendConnection:
             raise InvalidRequest("request_id", "a front end has to give one")
         self._cell.check_capacity(submit.tenant)
         limits = self._cell.terms().limits
-        request = read_request(
-            message,
-            tuple(message.tokenized.input_ids),
-            limits,
-            make_id=lambda: message.request_id,
-            draw_seed=lambda: secrets.randbits(64),
-        )
+        prompt = tuple(message.tokenized.input_ids)
+        request = read_request(message, prompt, limits, name=message.request_id, seed=secrets.randbits(64))
         if len(submit.tenant) > MAX_TENANT or "/" in submit.tenant:
             raise InvalidRequest("tenant", "not a tenant's name")
         request = replace(request, tenant=submit.tenant)

@@ -94,13 +94,7 @@ class InputProcessor:
         prompt = await self._prompt(message, limits)
         if usual is not None and not message.sampling_params.HasField("max_tokens"):
             message.sampling_params.max_tokens = max(min(usual, limits.longest - len(prompt)), 1)
-        request = read_request(
-            message,
-            prompt,
-            limits,
-            make_id=lambda: secrets.token_hex(8),
-            draw_seed=lambda: secrets.randbits(64),
-        )
+        request = read_request(message, prompt, limits, name=secrets.token_hex(8), seed=secrets.randbits(64))
         request = replace(request, tenant=current_caller().tenant)
         sink = OutputQueue(self._max_unread * request.choices, self._wake_ups)
         output = OutputProcessor(request, partial(self._text, request), arrived, read_resume(message, request.choices))

@@ -44,7 +44,7 @@ _NUMBERS: dict[str, tuple[float, Callable[[float], bool], str]] = {  # default, 
 def read_sampling_params(
     message: generate_pb2.GenerateRequest,
     rule: Rule,
-    draw_seed: Callable[[], int],
+    seed: int,
     *,
     prompt_len: int,
     max_tokens: int,
@@ -57,7 +57,7 @@ def read_sampling_params(
     return SamplingParams(
         **_numbers(params),
         top_k=params.top_k,
-        seed=params.seed if params.HasField("seed") else draw_seed(),
+        seed=params.seed if params.HasField("seed") else seed,
         rule=rule,
         logit_bias=_bias(params, vocab_size),
         min_tokens=min_tokens,

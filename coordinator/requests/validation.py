@@ -10,7 +10,6 @@ rule.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.requests.request import Request
@@ -81,10 +80,10 @@ def read_request(
     prompt: tuple[int, ...],
     limits: Limits,
     *,
-    make_id: Callable[[], str],
-    draw_seed: Callable[[], int],
+    name: str,
+    seed: int,
 ) -> Request:
-    """A request that can be served, or an error that names the field."""
+    """A request that can be served, or an error that names the field. name, seed: of one that brings none."""
     check_head(message, limits.has_tokenizer)
     field = "text" if message.WhichOneof("input") == "text" else "tokenized.input_ids"
     _check_prompt(prompt, field, limits)
@@ -99,14 +98,14 @@ def read_request(
     params = read_sampling_params(
         message,
         rule,
-        draw_seed,
+        seed,
         prompt_len=len(prompt),
         max_tokens=max_tokens,
         stop_ids=stop_ids,
         vocab_size=limits.vocab_size,
     )
     return Request(
-        id=message.request_id or make_id(),
+        id=message.request_id or name,
         prompt=prompt,
         params=params,
         max_tokens=max_tokens,

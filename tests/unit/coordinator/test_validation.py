@@ -16,7 +16,7 @@ LIMITS = Limits(100, 50, 40, (1,), False, Adaptive())
 def read(message: g.GenerateRequest, has_tokenizer: bool = False, limits: Limits = LIMITS) -> Request:
     limits = replace(limits, has_tokenizer=has_tokenizer)
     prompt = tuple(message.tokenized.input_ids) or ((7, 8) if message.text else ())
-    return read_request(message, prompt, limits, make_id=lambda: "made-up", draw_seed=lambda: 42)
+    return read_request(message, prompt, limits, name="made-up", seed=42)
 
 
 def ask(ids: tuple[int, ...] = (5, 6), **params: object) -> g.GenerateRequest:
