@@ -8,15 +8,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from coordinator.answers.output_queue import OutputQueue, WakeUpLimit
 from coordinator.cells.cell import CellPort, SubmitRequest
 from coordinator.clock import Clock, beside
 from coordinator.reception.output_processor import OutputProcessor
 from coordinator.reception.response_stream import ResponseStream
-from coordinator.reception.tokenizer import TextStream, Tokenizer
-from coordinator.requests.request import Request
+from coordinator.reception.tokenizer import Tokenizer
 from coordinator.requests.validation import MAX_TEXT, Limits, check_head, read_request, read_resume
 from dspark.errors import Expired, InvalidRequest, Unavailable
 from dspark.runtime.security import current_caller
@@ -97,7 +95,7 @@ class InputProcessor:
         request = read_request(message, prompt, limits, name=secrets.token_hex(8), seed=secrets.randbits(64))
         request = replace(request, tenant=current_caller().tenant)
         sink = OutputQueue(self._max_unread * request.choices, self._wake_ups)
-        output = OutputProcessor(request, partial(self._text, request), arrived, read_resume(message, request.choices))
+        output = OutputProcessor(request, self.tokenizer, arrived, read_resume(message, request.choices))
         call = self.cell.submit(SubmitRequest(message, request, arrived, lasts_s), sink)
         timer = self.clock.call_later(lasts_s, call.cut, Expired(f"no answer within {lasts_s:.3g} s"))
         return ResponseStream(call, sink, output, timer, self.metrics)
@@ -112,8 +110,3 @@ class InputProcessor:
                 )
             return tuple(ids)
         return await encoded(self.tokenizer, message.text, "text")
-
-    def _text(self, request: Request) -> TextStream | None:
-        if self.tokenizer is None:
-            return None
-        return self.tokenizer.stream(request.prompt, skip_special=request.skip_special)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.answers.answer import CommittedTokens, End, Reason, RequestStats
-from coordinator.reception.tokenizer import TextStream
+from coordinator.reception.tokenizer import TextStream, Tokenizer
 from coordinator.requests.request import Request
 from dspark.types import ScoredPrompt, ScoredToken
 
@@ -84,7 +84,9 @@ class OutputChunk:
 class AnswerOutput:
     """One answer as its pieces come in."""
 
-    def __init__(self, request: Request, index: int, text: TextStream | None, arrived: float, held: int = 0) -> None:
+    def __init__(
+        self, request: Request, index: int, tokenizer: Tokenizer | None, arrived: float, held: int = 0
+    ) -> None:
         self.index = index
         self.held = held  # leading tokens that the client has: read, and not shown again
         self.answered = 0  # tokens shown
@@ -94,7 +96,9 @@ class AnswerOutput:
         self.prompt_logprobs: ScoredPrompt | None = None
         self.stats = RequestStats(arrived)
         self.steps: list[tuple[int, int]] | None = None  # (drafted tokens verified, of these shown) of each round
-        self._text = text
+        self._text: TextStream | None = None
+        if tokenizer is not None:
+            self._text = tokenizer.stream(request.prompt, skip_special=request.skip_special)
         self._stops = StopStrings(request.stops, show_match=request.show_stop)
         self._show_stop, self._min_tokens = request.show_stop, request.params.min_tokens
 
@@ -165,14 +169,12 @@ class AnswerOutput:
 class OutputProcessor:
     """All answers of one request; `held`: tokens of each that its client has, when it resumes them."""
 
-    def __init__(
-        self, request: Request, make_text: Callable[[], TextStream | None], arrived: float, held: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer | None, arrived: float, held: Sequence[int] = ()) -> None:
         self.request = request
         self._open = request.choices
         had = held or (0,) * request.choices
         self.answers = [
-            AnswerOutput(request, index, make_text(), arrived, had[index]) for index in range(request.choices)
+            AnswerOutput(request, index, tokenizer, arrived, had[index]) for index in range(request.choices)
         ]
 
     @property

@@ -16,7 +16,7 @@ TEXTS = st.text(alphabet="aéb€\U0001f600 .", max_size=12)
 
 def reader(stops: tuple[str, ...], held: int) -> OutputProcessor:
     request = Request("r", tuple(PROMPT), SamplingParams(), 99, Off(), stops=stops)
-    return OutputProcessor(request, lambda: TOKENIZER.stream(PROMPT, skip_special=True), 100.0, (held,) if held else ())
+    return OutputProcessor(request, TOKENIZER, 100.0, (held,) if held else ())
 
 
 def read(reading: OutputProcessor, pieces: list[CommittedTokens]) -> list[OutputChunk]:

@@ -34,7 +34,7 @@ class Told:
     def __init__(self, max_tokens: int = 99, stop_ids: frozenset[int] = frozenset(), **more: object) -> None:
         params = SamplingParams(min_tokens=more.pop("min_tokens", 0))  # type: ignore[arg-type]
         request = Request("r", tuple(PROMPT), params, max_tokens, Off(), stop_ids=stop_ids, **more)  # type: ignore[arg-type]
-        self.reader = OutputProcessor(request, lambda: TOKENIZER.stream(PROMPT, skip_special=True), 100.0)
+        self.reader = OutputProcessor(request, TOKENIZER, 100.0)
         self.reading = self.reader.answers[0]
         self.finished: list[int] = []
         self.log: list[int] = []
@@ -175,7 +175,7 @@ def test_what_was_waiting_becomes_one_message_per_answer() -> None:
 
 def test_several_answers_are_kept_apart() -> None:
     request = Request("r", (1,), SamplingParams(), 9, Off(), choices=2)
-    reader = OutputProcessor(request, lambda: None, 0.0)
+    reader = OutputProcessor(request, None, 0.0)
     pieces = [
         CommittedTokens((5,), None, 0),
         CommittedTokens((6, 7), End(Reason.LENGTH), 1),

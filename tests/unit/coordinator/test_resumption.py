@@ -53,7 +53,7 @@ class Desk:
             "r", PROMPT, params or SamplingParams(temperature=0.0), TOKENS, parse_policy("adaptive"), choices=choices
         )
         sink = OutputQueue(64 * choices)
-        reader = OutputProcessor(request, lambda: None, 0.0, offsets or ())
+        reader = OutputProcessor(request, None, 0.0, offsets or ())
         return reader, sink, self.cell.submit(SubmitRequest(message, request, 0.0, 60.0), sink)
 
     async def read(self, reader: OutputProcessor, sink: OutputQueue, *, at_least: int = 0) -> None:
