@@ -16,9 +16,7 @@ from coordinator.dialects.telling import (
     Translated,
     answer_chat,
     check_beyond,
-    joined_texts,
     ours,
-    string,
     translated_chat,
 )
 from coordinator.http.api import Api
@@ -27,7 +25,7 @@ from coordinator.http.errors import as_message, described
 from coordinator.http.forms import BodyPart
 from coordinator.http.reply import Object
 from coordinator.http.schema import described_by, read_body
-from coordinator.http.template import read_arguments
+from coordinator.http.template import joined_texts, read_arguments, string
 from coordinator.reception.input_processor import prompt_bytes
 from dspark.errors import InvalidRequest, Unsupported
 

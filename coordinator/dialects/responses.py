@@ -14,13 +14,14 @@ from pydantic import ConfigDict, Field, model_validator
 from starlette.responses import Response
 
 from coordinator.answers.answer import End, Reason
-from coordinator.dialects.telling import CommonFields, Translated, answer_chat, check_beyond, joined_texts, ours, string
+from coordinator.dialects.telling import CommonFields, Translated, answer_chat, check_beyond, ours
 from coordinator.http.api import Api
 from coordinator.http.calls import Part
 from coordinator.http.errors import described
 from coordinator.http.forms import BodyPart
 from coordinator.http.reply import Object
 from coordinator.http.schema import StreamOptions, described_by, read_body
+from coordinator.http.template import joined_texts, string
 from coordinator.reception.input_processor import prompt_bytes
 from dspark.errors import InvalidRequest, Unsupported
 

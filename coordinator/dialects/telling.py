@@ -24,7 +24,7 @@ from coordinator.http.errors import param_of
 from coordinator.http.reply import MANY, Object, respond, usage_of
 from coordinator.http.schema import ChatBody, SharedFields, beyond, not_taken, validated
 from coordinator.http.thoughts import PlainReader, Reader
-from dspark.errors import InvalidRequest, Unsupported, naming
+from dspark.errors import Unsupported, naming
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
 
@@ -68,29 +68,6 @@ def check_beyond(body: CommonFields, idle: Mapping[str, tuple[Any, ...]], stored
         if name in stored:
             raise Unsupported(name, "is not supported: nothing is kept between requests")
         raise not_taken(name, idle)
-
-
-def string(block: Object, key: str, field: str) -> str:
-    """A key of a part of a body, which stands at `field`."""
-    if not isinstance(block.get(key), str):
-        raise InvalidRequest(f"{field}.{key}", "must be a string")
-    return str(block[key])
-
-
-def joined_texts(given: Any, field: str, kinds: Mapping[str, str]) -> str:
-    """A text, or parts of text joined by lines. kinds: the key that holds the text, by the part's type."""
-    if isinstance(given, str):
-        return given
-    if not isinstance(given, list):
-        raise InvalidRequest(field, "must be a string or a list of parts of text")
-    found = []
-    for index, part in enumerate(given):
-        at = f"{field}[{index}]"
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(kind, str) or kind not in kinds:
-            raise Unsupported(f"{at}.type", f"{str(kind)[:100]!r} is not supported; text is")
-        found.append(string(part, kinds[kind], at))
-    return "\n".join(found)
 
 
 class Writer(Protocol):

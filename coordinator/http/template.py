@@ -23,6 +23,7 @@ from coordinator.reception.tokenizer import find_file
 from dspark.errors import ConfigError, InvalidRequest, Unsupported
 
 MAX_MESSAGES = 4096
+_TEXTS = {"text": "text", "refusal": "refusal"}
 
 Turn = dict[str, str]
 PromptIds = tuple[int, ...]
@@ -74,13 +75,9 @@ def _read_message(message: dict[str, Any], field: str) -> dict[str, Any]:
     content = message.get("content")
     if calls is not None and content is None:
         return message
-    if isinstance(content, list):
-        content = "\n".join(_text(part, f"{field}.content[{index}]") for index, part in enumerate(content))
-    elif content is None and role == "assistant":
+    if content is None and role == "assistant":
         content = ""
-    elif not isinstance(content, str):
-        raise InvalidRequest(f"{field}.content", "must be a string or a list of parts of text")
-    return {**message, "content": content}
+    return {**message, "content": joined_texts(content, f"{field}.content", _TEXTS)}
 
 
 def _read_calls(calls: Any, field: str) -> list[dict[str, Any]]:
@@ -112,15 +109,29 @@ def read_arguments(given: Any, field: str) -> dict[str, Any] | str:
     return given
 
 
-def _text(part: Any, field: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    if kind == "refusal" and isinstance(part.get("refusal"), str):
-        return str(part["refusal"])
-    if isinstance(kind, str) and kind != "text":
-        raise Unsupported(f"{field}.type", f"{kind[:100]!r} is not supported; text is")
-    raise InvalidRequest(field, "must be a part of text")
+def string(block: Mapping[str, Any], key: str, field: str) -> str:
+    """A key of a part of a body, which stands at `field`."""
+    if not isinstance(block.get(key), str):
+        raise InvalidRequest(f"{field}.{key}", "must be a string")
+    return str(block[key])
+
+
+def joined_texts(given: Any, field: str, kinds: Mapping[str, str]) -> str:
+    """A text, or parts of text joined by lines. kinds: the key that holds the text, by the part's type."""
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise InvalidRequest(field, "must be a string or a list of parts of text")
+    found = []
+    for index, part in enumerate(given):
+        at = f"{field}[{index}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str):
+            raise InvalidRequest(at, "must be a part of text")
+        if kind not in kinds:
+            raise Unsupported(f"{at}.type", f"{kind[:100]!r} is not supported; text is")
+        found.append(string(part, kinds[kind], at))
+    return "\n".join(found)
 
 
 FILE = "chat_template.jinja"

@@ -150,7 +150,7 @@ def test_what_is_not_built_is_refused_by_name(cell: HttpCell, path: str, body: d
         (chat({"role": "assistant", "tool_calls": [{}]}), "messages[0].tool_calls[0]"),
         (chat({"content": "x"}), "messages[0].role"),
         (chat({"role": "user", "content": 3}), "messages[0].content"),
-        (chat({"role": "user", "content": [{"type": "text"}]}), "messages[0].content[0]"),
+        (chat({"role": "user", "content": [{"type": "text"}]}), "messages[0].content[0].text"),
         ({"model": MODEL, "messages": []}, "messages"),
         (chat(chat_template_kwargs={"frob": 1}), "chat_template_kwargs.frob"),
         (chat(top_logprobs=3), "top_logprobs"),
