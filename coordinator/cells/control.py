@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import grpc
 
@@ -15,6 +15,7 @@ from coordinator.cells.frontends import CellService, FrontendConnection
 from coordinator.cells.local_cell import LocalCell
 from coordinator.lanes.lane import Lane
 from coordinator.planning.cost import CostCurve
+from coordinator.queue.scheduler import Scheduler
 from coordinator.watching.explaining import told
 from coordinator.watching.watch import Explain
 from coordinator.workers.membership import Membership
@@ -75,8 +76,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     def Explain(
         self, request: control_pb2.ExplainRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[control_pb2.RoundExplanation]:
-        admission = self._cell.admission
-        return _explanations(lambda name: admission.find(name) is not None, self._cell.membership.explain, request)
+        return _explanations(self._cell.admission, self._cell.membership.explain, request)
 
     async def GetEnded(
         self, request: control_pb2.GetEndedRequest, context: grpc.aio.ServicerContext
@@ -116,15 +116,15 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
 
 async def _explanations(
-    runs: Callable[[str], bool], explain: Explain, request: control_pb2.ExplainRequest
+    admission: Scheduler, explain: Explain, request: control_pb2.ExplainRequest
 ) -> AsyncIterator[control_pb2.RoundExplanation]:
-    """Until the request ends, or so many rounds were told. runs: whether a request of this name does."""
+    """Until the request ends, or so many rounds were told."""
     name, left = request.request_id, request.rounds or -1
-    if not runs(name):
+    if admission.find(name) is None:
         raise InvalidRequest("request_id", "no running request has this id")
     with explain.request(name) as watch:
         while left:
-            goes_on = runs(name)
+            goes_on = admission.find(name) is not None
             parts = watch.taken()
             for part in parts[:left] if left > 0 else parts:
                 yield told(part)

@@ -15,7 +15,6 @@ from coordinator.dialects.telling import (
     CommonFields,
     Translated,
     answer_chat,
-    check_beyond,
     ours,
     translated_chat,
 )
@@ -24,7 +23,7 @@ from coordinator.http.calls import Part
 from coordinator.http.errors import as_message, described
 from coordinator.http.forms import BodyPart
 from coordinator.http.reply import Object
-from coordinator.http.schema import described_by, read_body
+from coordinator.http.schema import check_beyond, described_by, read_body
 from coordinator.http.template import joined_texts, read_arguments, string
 from coordinator.reception.input_processor import prompt_bytes
 from dspark.errors import InvalidRequest, Unsupported
@@ -115,7 +114,7 @@ class MessagesBody(CommonFields):
 
     @model_validator(mode="after")
     def _taken(self) -> Self:
-        check_beyond(self, _IDLE, _STORED)
+        check_beyond(self, _IDLE, stored=_STORED)
         return self
 
 

@@ -14,13 +14,13 @@ from pydantic import ConfigDict, Field, model_validator
 from starlette.responses import Response
 
 from coordinator.answers.answer import End, Reason
-from coordinator.dialects.telling import CommonFields, Translated, answer_chat, check_beyond, ours
+from coordinator.dialects.telling import CommonFields, Translated, answer_chat, ours
 from coordinator.http.api import Api
 from coordinator.http.calls import Part
 from coordinator.http.errors import described
 from coordinator.http.forms import BodyPart
 from coordinator.http.reply import Object
-from coordinator.http.schema import StreamOptions, described_by, read_body
+from coordinator.http.schema import StreamOptions, check_beyond, described_by, read_body
 from coordinator.http.template import joined_texts, string
 from coordinator.reception.input_processor import prompt_bytes
 from dspark.errors import InvalidRequest, Unsupported
@@ -119,7 +119,7 @@ class ResponsesBody(CommonFields):
 
     @model_validator(mode="after")
     def _taken(self) -> Self:
-        check_beyond(self, _IDLE, _STORED)
+        check_beyond(self, _IDLE, stored=_STORED)
         for index, name in enumerate(self.include or ()):
             if name not in _INCLUDED:
                 raise Unsupported(f"include[{index}]", f"{name[:100]!r} is not supported")

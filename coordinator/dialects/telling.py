@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from fastapi import Request
@@ -22,9 +22,9 @@ from coordinator.http.calls import Part, joined
 from coordinator.http.chat import AskedChat, read_chat
 from coordinator.http.errors import param_of
 from coordinator.http.reply import MANY, Object, respond, usage_of
-from coordinator.http.schema import ChatBody, SharedFields, beyond, not_taken, validated
+from coordinator.http.schema import ChatBody, SharedFields, validated
 from coordinator.http.thoughts import PlainReader, Reader
-from dspark.errors import Unsupported, naming
+from dspark.errors import naming
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
 
@@ -59,15 +59,6 @@ class Translated(NamedTuple):
 def ours(body: CommonFields) -> Object:
     """Those of its fields that are given, as chat has them."""
     return body.model_dump(include=set(CommonFields.model_fields), exclude_none=True, by_alias=True)
-
-
-def check_beyond(body: CommonFields, idle: Mapping[str, tuple[Any, ...]], stored: Collection[str]) -> None:
-    """Raises Unsupported for what is asked for beside a body's own fields. idle: values that ask for nothing. stored:
-    what would have to be kept."""
-    for name in beyond(body, idle):
-        if name in stored:
-            raise Unsupported(name, "is not supported: nothing is kept between requests")
-        raise not_taken(name, idle)
 
 
 class Writer(Protocol):

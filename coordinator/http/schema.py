@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from fastapi import Request
@@ -121,9 +121,7 @@ class Body(SharedFields):
 
     @model_validator(mode="after")
     def _taken(self) -> Self:
-        for name in beyond(self, _IDLE):
-            if name not in _LABELS:
-                raise not_taken(name, _IDLE)
+        check_beyond(self, _IDLE, labels=_LABELS)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options", "only beside stream")
         if self.prompt_logprobs is not None and self.stream:
@@ -131,17 +129,22 @@ class Body(SharedFields):
         return self
 
 
-def beyond(body: BaseModel, idle: Mapping[str, tuple[Any, ...]]) -> Iterator[str]:
-    """Names of what is asked for beside the body's own fields. idle: values that ask for nothing; `true` is not 1."""
+def check_beyond(
+    body: BaseModel,
+    idle: Mapping[str, tuple[Any, ...]],
+    *,
+    labels: Collection[str] = (),
+    stored: Collection[str] = (),
+) -> None:
+    """Raises Unsupported for what is asked for beside the body's own fields. idle: values that ask for nothing; `true`
+    is not 1. labels: what is nothing to anybody here. stored: what would have to be kept."""
     for name, value in (body.model_extra or {}).items():
         nothing = (value == each and type(value) is type(each) for each in idle.get(name, ()))
-        if value is not None and not any(nothing):
-            yield name
-
-
-def not_taken(name: str, known: Collection[str]) -> Unsupported:
-    """Of a field beside a body's own."""
-    return Unsupported(name[:100], "is not supported" if name in known else "is not a field of this request")
+        if value is None or any(nothing) or name in labels:
+            continue
+        if name in stored:
+            raise Unsupported(name, "is not supported: nothing is kept between requests")
+        raise Unsupported(name[:100], "is not supported" if name in idle else "is not a field of this request")
 
 
 M = TypeVar("M", bound=BaseModel)

@@ -89,7 +89,7 @@ class InputProcessor:
         check_head(message, self.tokenizer is not None)
         self.cell.check_capacity(current_caller().tenant)
         limits = self.limits()
-        prompt = await self._prompt(message, limits)
+        prompt = await self._prompt(message)
         if usual is not None and not message.sampling_params.HasField("max_tokens"):
             message.sampling_params.max_tokens = max(min(usual, limits.longest - len(prompt)), 1)
         request = read_request(message, prompt, limits, name=secrets.token_hex(8), seed=secrets.randbits(64))
@@ -100,13 +100,7 @@ class InputProcessor:
         timer = self.clock.call_later(lasts_s, call.cut, Expired(f"no answer within {lasts_s:.3g} s"))
         return ResponseStream(call, sink, output, timer, self.metrics)
 
-    async def _prompt(self, message: generate_pb2.GenerateRequest, limits: Limits) -> tuple[int, ...]:
+    async def _prompt(self, message: generate_pb2.GenerateRequest) -> tuple[int, ...]:
         if message.WhichOneof("input") != "text" or self.tokenizer is None:
-            ids = message.tokenized.input_ids
-            limit = limits.context_length
-            if len(ids) >= limit:  # before anything is copied
-                raise InvalidRequest(
-                    "tokenized.input_ids", f"{len(ids)} tokens leave no room for an answer in a context of {limit}"
-                )
-            return tuple(ids)
+            return tuple(message.tokenized.input_ids)
         return await encoded(self.tokenizer, message.text, "text")
