@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from coordinator.simulation.run import simulate
 from coordinator.simulation.scenario import Scenario
 from dspark.tables import aligned
 
@@ -22,15 +21,6 @@ def scenarios(base: Scenario, axes: dict[str, Sequence[Any]]) -> Iterator[Scenar
         if "concurrency" in changes or "rate" in changes:
             changes = {"concurrency": 0, "rate": 0.0, **changes}
         yield dataclasses.replace(base, **changes)
-
-
-def run(wanted: Sequence[Scenario], progress: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
-    """One result per scenario, in order."""
-    points = []
-    for scenario in wanted:
-        points.append(simulate(scenario))
-        progress(points[-1])
-    return points
 
 
 def table(points: Sequence[dict[str, Any]]) -> str:

@@ -80,6 +80,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
     from coordinator.lanes.conduct import Conduct
     from coordinator.simulation import sweep
+    from coordinator.simulation.run import simulate
     from coordinator.simulation.scenario import Scenario
     from coordinator.simulation.world import Hops
     from dspark.loadgen.report import draw
@@ -124,13 +125,11 @@ def _simulate(args: argparse.Namespace) -> int:
         verifiers_lost_s=tuple(args.lose_verifiers),
         drafters_lost_s=tuple(args.lose_drafters),
     )
-    wanted = list(sweep.scenarios(base, axes))
-
-    def progress(point: dict[str, Any]) -> None:
+    points = []
+    for scenario in list(sweep.scenarios(base, axes)):  # all of them are checked before the first one runs
+        points.append(point := simulate(scenario))
         load = point["concurrency"] or point["rate"]
         print(f"{point['series']} at {load}: {point['tok_s']:,.0f} tok/s, {point['wall_s']} s", file=sys.stderr)
-
-    points = sweep.run(wanted, progress)
     if args.plot is not None:
         draw(points, args.plot)
     print(
