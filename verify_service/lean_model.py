@@ -89,14 +89,14 @@ def _trial(model: Any, modules: list[Any]) -> tuple[dict[Any, _Seen], dict[int, 
     ids = torch.randint(0, model.config.get_text_config().vocab_size, (_TRIAL + 9,), generator=draw).tolist()
     segments = [Segment(0, 0, ids[:_TRIAL], range(1, _TRIAL + 1)), Segment(1, 0, ids[_TRIAL:], range(40, 49))]
     seen: dict[Any, _Seen] = {}
-    calls: dict[int, AttentionCall] = {}
+    calls: list[tuple[int, AttentionCall]] = []
     plan = build_plan(segments, device)
     # Far from the start, where whatever depends on the position shows.
     longest = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2 * _TRIAL)
     plan.positions.add_(max(longest - 2 * _TRIAL, 0))
     with _watched(modules, seen):
         packed_pass(model, plan, KeyValuePool(64), torch.tensor([0], device=device), dspark_calls=calls)
-    return seen, calls
+    return seen, dict(calls)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from dspark.model.context import Projection
 from dspark.model.location import locate
 from dspark.model.pairing import mismatch
 from dspark.model.placement import card_memory, free_bytes, pick_device, pick_dtype, slot_bytes
-from dspark.model.target import TargetTaps, cache_layers, decoder_layers
+from dspark.model.target import TargetTaps, decoder_layers
 from dspark.runtime.process import threads_for
 from verify_service import kernels, reach, rotation, self_test
 from verify_service.config import KV_TOKENS, VerifyConfig
@@ -130,18 +130,18 @@ def check_room(config: VerifyConfig, target: LoadedTarget, device: torch.device,
 
 def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps | None) -> Runner:
     """Paged if that is right, else a state per sequence, else the target is not eligible."""
-    if any(getattr(layer, "sliding_window", None) == 1 for layer in cache_layers(target.model)):
-        raise CheckpointError(
-            f"{config.target}: not eligible as a target: sliding_window: 1: with its cache the library keeps every key "
-            "of such a layer and gives other answers than without"
-        )
     try:
         cases = self_test.expected(target)
+        forgets = self_test.forgets(target, cases)
     except Exception as error:  # whatever a foreign model raises here means that nobody can run it
         raise CheckpointError(
             f"{config.target}: not eligible as a target: the library itself cannot run it "
             f"({type(error).__name__}: {error})"
         ) from error
+    if forgets and not self_test.looks_ahead(target, cases):
+        raise CheckpointError(
+            f"{config.target}: not eligible as a target: with its cache the library gives other answers than without"
+        )
     reason = "asked for by configuration"
     if config.attention == "auto":
         packed = _packed(config, target, taps, cases)

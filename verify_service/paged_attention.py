@@ -64,9 +64,10 @@ def paged_attention(
     sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
     call = AttentionCall(module.layer_idx, scaling, window, softcap, sinks)
     if (seen := passed.get("dspark_calls")) is not None:
-        seen[id(module)] = call
+        seen.append((id(module), call))
     rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-    return attend_rows(passed["dspark_plan"], passed["dspark_pool"], call, *rows).unsqueeze(0), None
+    # In a row as the library's own attention gives it: some models view it in another shape.
+    return attend_rows(passed["dspark_plan"], passed["dspark_pool"], call, *rows).contiguous().unsqueeze(0), None
 
 
 def attend_rows(

@@ -28,10 +28,12 @@ def unlike(model: Any) -> str | None:
         return f"its attention layers are not told what the model is told ({error})"
     except Exception as error:  # whatever a foreign model raises here means that it does not go by its plan
         return f"{type(error).__name__}: {error}"[:300]
+    if (twice := next((index for index, windows in told.items() if len(windows) > 1), None)) is not None:
+        return f"layer {twice} runs more than once in a pass, and its keys have one place"
     for index, layer in enumerate(cache_layers(model)):
         sees = getattr(layer, "sliding_window", None)
-        if index in told and type(layer).__name__ != "DummyLayer" and told[index] != sees:
-            return f"layer {index} sees {_tokens(sees)}, and its attention is told of {_tokens(told[index])}"
+        if index in told and type(layer).__name__ != "DummyLayer" and told[index] != [sees]:
+            return f"layer {index} sees {_tokens(sees)}, and its attention is told of {_tokens(*told[index])}"
     return None
 
 
@@ -39,11 +41,14 @@ def _tokens(window: int | None) -> str:
     return "everything" if window is None else f"{window} tokens"
 
 
-def _told(model: Any) -> dict[int, int | None]:
-    """Layer -> window, as the layers themselves say it in a pass of three tokens."""
+def _told(model: Any) -> dict[int, list[int | None]]:
+    """Layer -> windows, one a run, as the layers themselves say it in a pass of three tokens."""
     use_in(model)
-    calls: dict[int, AttentionCall] = {}
+    calls: list[tuple[int, AttentionCall]] = []
     device = next(model.parameters()).device
     plan = build_plan([Segment(0, 0, [0, 1, 2], range(3))], device)
     packed_pass(model, plan, KeyValuePool(4), torch.tensor([0], device=device), dspark_calls=calls)
-    return {call.layer: call.window for call in calls.values()}
+    found: dict[int, list[int | None]] = {}
+    for _, call in calls:
+        found.setdefault(call.layer, []).append(call.window)
+    return found

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dspark.model.checkpoint import LoadedTarget
-from dspark.model.target import beyond_keys, cache_argument
+from dspark.model.target import beyond_keys, cache_argument, cache_layers
 from verify_service import rotation
 from verify_service.model_runner import Runner
 from verify_service.plan import Segment
@@ -52,7 +52,7 @@ def expected(target: LoadedTarget) -> list[Case]:
             cases.append(Case(ids.tolist(), _logits(model, ids), length))
         if turned is not None and target.context_length >= _PROMPT + _ANSWERED:
             ids = torch.randint(0, target.vocab_size, (_PROMPT + _ANSWERED,), generator=draw)
-            cases.append(Case(ids.tolist(), _answered(model, ids, turned.switches_at), _PROMPT))
+            cases.append(Case(ids.tolist(), _answered(model, ids, _PROMPT, turned.switches_at), _PROMPT))
     return cases
 
 
@@ -66,6 +66,18 @@ def looks_ahead(target: LoadedTarget, cases: list[Case]) -> bool:
     half = len(ids) // 2
     apart = float((_logits(target.model, torch.tensor(ids[:half])) - logits[:half]).abs().max())
     return apart > _bound(cases, float(logits.abs().max()))
+
+
+@torch.inference_mode()
+def forgets(target: LoadedTarget, cases: list[Case]) -> bool:
+    """Whether the library's own cache drops keys that its attention sees without one, so that it answers otherwise."""
+    model = target.model
+    windows = [getattr(layer, "sliding_window", None) for layer in cache_layers(model)]
+    if rotation.find(model) is not None or not any(windows):
+        return False
+    ids, logits, _ = cases[0]
+    apart = (_answered(model, torch.tensor(ids), len(ids) - 4) - logits).abs().max()
+    return float(apart) > _bound(cases, float(logits.abs().max()))
 
 
 def least_slots(cases: list[Case], page_size: int) -> int:
@@ -114,13 +126,13 @@ def _logits(model: Any, ids: Tensor) -> Tensor:
     return logits
 
 
-def _answered(model: Any, ids: Tensor, switches_at: int | None) -> Tensor:
+def _answered(model: Any, ids: Tensor, prompt: int, switches_at: int | None = None) -> Tensor:
     """A prompt at once and then token by token, as `generate` does it; all again from the border on, where it does."""
     device = next(model.parameters()).device
     from transformers import DynamicCache
 
-    rows, cache = [], {cache_argument(model): DynamicCache()}
-    for start, stop in [(0, _PROMPT), *((at, at + 1) for at in range(_PROMPT, len(ids)))]:
+    rows, cache = [], {cache_argument(model): DynamicCache(config=model.config)}
+    for start, stop in [(0, prompt), *((at, at + 1) for at in range(prompt, len(ids)))]:
         if switches_at is not None and stop > switches_at:
             rows.append(_logits(model, ids[:stop])[-1:])
             continue

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from tests.architectures import matrix
-from tests.architectures.families import FAMILIES, SHAPE, Family, model_of
+from tests.architectures.families import EXPERTS, FAMILIES, SHAPE, WINDOW, Family, model_of
 from verify_service import reach
 from verify_service.prefix_cache import PrefixCache
 
@@ -39,9 +39,12 @@ def test_a_few_families_answer_as_the_library_does(name: str, tmp_path: Path) ->
     [
         Family("OPTConfig", "paged", {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
         Family("TrOCRConfig", "stateful"),  # makes the logits of all tokens, however many are asked for
-        Family("MistralConfig", "refused", {"sliding_window": 1}),  # answers otherwise with its cache than without
+        # These two answer otherwise with their caches than without.
+        Family("MistralConfig", "refused", {"sliding_window": 1}),
+        Family("MoshiConfig", "refused", {**WINDOW, "ffn_dim": 96}, ("intermediate_size",)),
+        Family("AfmoeConfig", "paged", {**WINDOW, **EXPERTS}),  # views what attention gives it in another shape
     ],
-    ids=["narrow tables", "all logits", "window of one"],
+    ids=["narrow tables", "all logits", "window of one", "window of caches alone", "views"],
 )
 def test_what_the_library_itself_does_otherwise_is_served_right_or_refused(family: Family, tmp_path: Path) -> None:
     check(family, tmp_path)
@@ -92,9 +95,13 @@ def test_the_page_says_what_was_saved_and_the_saved_result_is_of_this_table() ->
             "layer 0 sees 8192 tokens, and its attention is told of everything",
         ),
         (transformers.Exaone4Config(**SHAPE, sliding_window=4096, layer_types=["full_attention"] * 4), None),
+        (
+            transformers.DoryConfig(**SHAPE, n_input_layers=1, n_recurrent_layers=2, n_output_layers=1),
+            "layer 1 runs more than once in a pass, and its keys have one place",
+        ),
     ],
 )
-def test_a_reach_longer_than_any_test_prompt_is_known_all_the_same(
+def test_what_a_comparison_of_short_prompts_need_not_show_is_known_all_the_same(
     config: transformers.PreTrainedConfig, reason: str | None
 ) -> None:
     torch.manual_seed(0)
