@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dspark.errors import CheckpointError
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.target import beyond_keys, cache_argument, cache_layers
 from verify_service import rotation
@@ -177,7 +178,9 @@ def _run(runner: Runner, cases: list[Case]) -> tuple[float, float]:
     worst = scale = 0.0
     for number, (compared, segments) in enumerate([*passes, passes[-1]]):
         rows = None if number < len(passes) else [0]  # a round asks for some rows only
-        logits: Any = runner.run(segments, rows).logits
+        logits, taps = runner.run(segments, rows)
+        if taps is not None and len(taps) != (tokens := sum(len(each.token_ids) for each in segments)):
+            raise CheckpointError(f"its layers give {len(taps)} rows of {tokens} tokens")
         if compared:
             if not bool(torch.isfinite(logits).all()):
                 return float("inf"), 1.0

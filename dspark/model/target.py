@@ -36,6 +36,8 @@ class TargetTaps:
             raise CheckpointError(f"target_layer_ids {list(layer_ids)} do not fit a target of {len(layers)} layers")
         self.layer_ids = layer_ids
         self._layers = layers
+        # Gemma3n's lie before all tokens, DeepSeek-V4's within each.
+        self._streams = 0 if hasattr(model.config.get_text_config(), "altup_num_inputs") else -2
         self._seen: dict[int, Tensor] = {}
         self._handles: list[RemovableHandle] = []
 
@@ -64,8 +66,8 @@ class TargetTaps:
         missing = [i for i in self.layer_ids if i not in self._seen]
         if missing:
             raise RuntimeError(f"no forward pass has reached tapped layers {missing}")
-        # Several streams of one token (DeepSeek-V4's hyper-connections) are told as their mean.
-        taps = [tap.mean(-2) if tap.dim() > 3 else tap for tap in (self._seen[i] for i in self.layer_ids)]
+        # Several streams of one token are told as their mean.
+        taps = [tap.mean(self._streams) if tap.dim() > 3 else tap for tap in (self._seen[i] for i in self.layer_ids)]
         self._seen.clear()
         return torch.cat(taps, dim=-1)
 

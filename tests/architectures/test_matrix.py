@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 
+from dspark.model.target import TargetTaps
 from tests.architectures import matrix
 from tests.architectures.families import EXPERTS, FAMILIES, SHAPE, WINDOW, Family, model_of
 from verify_service import reach
@@ -62,6 +63,16 @@ def test_a_family_that_answers_with_near_ties_alone_is_told(tmp_path: Path, monk
     monkeypatch.setattr(matrix, "CLEAR", 1e9)
     with pytest.raises(RuntimeError, match="none of 20 prompts of 5 tokens"):
         matrix.run(FAMILIES["qwen3"], tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gemma3n", "deepseek_v4"])
+def test_streams_of_a_token_are_tapped_as_their_mean_wherever_they_lie(name: str) -> None:
+    model, ids = model_of(FAMILIES[name]), torch.arange(1, 21)
+    with TargetTaps(model, (-1, 2)) as taps, torch.inference_mode():
+        whole = model(input_ids=ids[None], use_cache=False) and taps.collect()
+        part = model(input_ids=ids[None, :15], use_cache=False) and taps.collect()
+    assert whole.shape == (1, 20, 128)
+    torch.testing.assert_close(whole[:, :15], part)
 
 
 @pytest.mark.slow
