@@ -56,9 +56,11 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     only_rows()
     parts = {"steps": _steps_row, "served": _served_row, "engines": _engines_row}
-    rows = [make(args) for part, make in parts.items() if args.only in (None, part)]
-    if args.out is not None:
-        args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+    rows: list[Row] = []
+    for make in [make for part, make in parts.items() if args.only in (None, part)]:
+        rows.append(make(args))
+        if args.out is not None:  # now, whatever becomes of the next part
+            args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
     return max(row.show(as_json=args.json) for row in rows)
 
 

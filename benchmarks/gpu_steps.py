@@ -8,6 +8,7 @@ forced lengths, rows. With recorded passes and without, where the device has the
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -178,6 +179,7 @@ def measure(
         if not graphs:
             lines += drafts(pair.drafter, clock, rate, context, tiny=args.tiny)
         del pair
+        gc.collect()  # recordings hold the runner that holds them: two engines at once are more than a card bears
         if on_card:
             torch.cuda.empty_cache()
     lines += rules(clock, shape.vocab_size, tiny=args.tiny, compiled=on_card)

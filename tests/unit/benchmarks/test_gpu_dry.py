@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,3 +33,33 @@ def test_a_part_ends_when_its_time_is_over(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
     assert gpu.main(["--tiny", "--only", "steps", "--part-s", "0", "--out", str(out)]) == 0
     assert json.loads(out.read_text())[0]["value"]["lines"] == []
+
+
+def test_engines_that_hold_themselves_are_gone_when_their_part_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Any]] = []
+    real = gpu._engines
+
+    def engines(*args: Any) -> Any:
+        pair = real(*args)
+        pair.itself = pair  # type: ignore[attr-defined]  # as a runner with recordings does
+        made.append(weakref.ref(pair))
+        return pair
+
+    monkeypatch.setattr(gpu, "_engines", engines)
+    gc.disable()
+    try:
+        gpu.main(["--tiny", "--only", "steps", "--part-s", "0"])
+        assert [each() for each in made] == [None]
+    finally:
+        gc.enable()
+
+
+def test_what_was_measured_is_kept_when_the_next_part_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(args: object) -> None:
+        raise RuntimeError("no room on this card")
+
+    monkeypatch.setattr(gpu, "_served_row", fail)
+    out = tmp_path / "gpu.json"
+    with pytest.raises(RuntimeError, match="no room"):
+        gpu.main(["--tiny", "--part-s", "0", "--out", str(out)])
+    assert [row["row"] for row in json.loads(out.read_text())] == ["B7 steps"]
