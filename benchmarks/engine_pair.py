@@ -13,10 +13,11 @@ from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine
 from draft_service.interface import DraftItem, Rows
 from dspark.types import Block, Cursor, Refusal, Rule, SamplingParams, Verdict
+from dspark.wire import tensors
+from dspark.wire.v1 import types_pb2
+from verify_service.batch_runner import FeatureRun, PromptPrefill
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
-from verify_service.feature_store import FeatureRows
-from verify_service.interface import PromptPrefill
 from verify_service.judging import Sampler, judge_each
 from verify_service.sequences import VerifyItem
 
@@ -148,11 +149,12 @@ class EnginePair:
         chunks = []
         for cursor, start in asked:
             made = self.verifier.features(cursor, start)
-            assert isinstance(made, FeatureRows), made
+            assert isinstance(made, FeatureRun), made
             count = len(made.token_ids)
             for form, held in zip(self._forms, self._held(cursor), strict=True):
-                message = replace(made, form=form).message(0, count) if form else None
-                rows = made.rows if message is None else self.drafter.read_rows(message, count)
+                rows = self.drafter.read_rows(types_pb2.TensorChunk(**made.rows.chunk()), count)
+                if form:
+                    rows = self.drafter.read_rows(tensors.write_rows(rows, form), count)
                 chunks.append(Rows(held.sequence, held.epoch, made.start, rows, made.token_ids))
         for told in self.drafter.ingest_many(chunks):
             assert isinstance(told, int), told

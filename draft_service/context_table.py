@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from draft_service.interface import Rows
-from dspark.pages import PageTable
+from dspark.pages import KVBlockPool
 from dspark.types import Cursor, Refusal, RefusalReason
 
 
@@ -56,7 +56,7 @@ class ContextTable(Generic[C]):
     """All contexts of one drafter and the pages they hold. Used on the device thread, read from anywhere."""
 
     def __init__(self, kind: type[C], *, tokens: int, page_size: int, max_sequences: int) -> None:
-        self.pages = PageTable(tokens // page_size, page_size)
+        self.pages = KVBlockPool(tokens // page_size, page_size)
         self._kind = kind
         self._max_sequences = max_sequences
         self._contexts: dict[int, C] = {}
@@ -96,12 +96,12 @@ class ContextTable(Generic[C]):
             return Refusal(RefusalReason.INVALID, "reserve_tokens: 0 rows are no context")
         if len(self._contexts) >= self._max_sequences:
             return Refusal(RefusalReason.NO_PAGES, f"{len(self._contexts)} sequences are held, the limit")
-        if not self.pages.reserve(cursor.sequence, reserve_tokens):
-            free = self.pages.total - self.pages.held
+        if not self.pages.open(cursor.sequence, reserve_tokens, reserve_tokens):
             return Refusal(
-                RefusalReason.NO_PAGES, f"{self.pages.pages_for(reserve_tokens)} pages are needed and {free} are free"
+                RefusalReason.NO_PAGES,
+                f"{self.pages.pages_for(reserve_tokens)} pages are needed and {self.pages.free} are free",
             )
-        capacity = self.pages.capacity(cursor.sequence)
+        capacity = self.pages.room(cursor.sequence)
         self._contexts[cursor.sequence] = self._kind(cursor.sequence, cursor.epoch, owner, capacity, cursor.epoch)
         return None
 

@@ -107,9 +107,9 @@ class ContextStore(ContextTable[DraftContext]):
     def paged(self, members: Sequence[tuple[int, int]]) -> PagedEntries:
         """(sequence, entries) of n members, where they are kept."""
         longest = max(count for _, count in members)
-        blocks = np.zeros((len(members), self.pages.pages_for(longest)), np.int32)
+        blocks = np.zeros((len(members), max(self.pages.pages_for(longest), 1)), np.int32)
         for row, (sequence, count) in zip(blocks, members, strict=True):
-            held = list(self.pages.pages(sequence, count))
+            held = self.pages.pages(sequence)[: self.pages.pages_for(count)]
             row[: len(held)] = held
         lengths = torch.tensor([count for _, count in members], dtype=torch.int32)
         return PagedEntries(self._paged[0], self._paged[1], torch.from_numpy(blocks), lengths, longest)
@@ -124,9 +124,8 @@ class ContextStore(ContextTable[DraftContext]):
         spans = [(sequence, max(count - (self._drafter.window or count), 0), count) for sequence, count in members]
         lengths = torch.tensor([stop - start for _, start, stop in spans], dtype=torch.int64, device=self._device)
         longest = max(stop - start for _, start, stop in spans)
-        if len(spans) == 1 and (base := self.pages.base(spans[0][0])) is not None:
-            run = slice(base + spans[0][1], base + spans[0][2])
-            keys, values = (pool[:, run].unsqueeze(1) for pool in (self._keys, self._values))
+        if len(spans) == 1 and isinstance(run := self.pages.slots(*spans[0]), range):
+            keys, values = (pool[:, run.start : run.stop].unsqueeze(1) for pool in (self._keys, self._values))
             return Entries(keys, values, lengths)
         # Padding is a slot of zeros: masked garbage could still be NaN.
         table = np.full((len(members), longest + room), self._spare, np.int64)

@@ -71,7 +71,7 @@ class Drafting:
         blocks: list[Block] | None = None
         forward_ns = 0
         try:
-            blocks, _ = self._engine.timed_draft(items)
+            blocks = self._engine.draft(items)
             forward_ns = time.perf_counter_ns() - began
         finally:
             at = 0

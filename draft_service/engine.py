@@ -7,7 +7,6 @@ looked at, whatever has arrived meanwhile: what a drafter saw is then a function
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import structlog
@@ -94,12 +93,6 @@ class DraftEngine(DraftEngineCore):
             for index, block in zip(group, self._draft_sound([items[i] for i in group]), strict=True):
                 blocks[index] = block
         return [block for block in blocks if block is not None]
-
-    def timed_draft(self, items: Sequence[DraftItem]) -> tuple[list[Block], int]:
-        """`draft` and its nanoseconds on the device thread."""
-        began = time.perf_counter_ns()
-        blocks = self.draft(items)
-        return blocks, time.perf_counter_ns() - began
 
     def _sound(self, item: DraftItem) -> bool:
         position = item.cursor.anchor_position

@@ -48,7 +48,7 @@ class DraftEngineCore(ABC):
     @property
     def held(self) -> Held:
         pages = self._table.pages
-        return Held(len(self._table), pages.held, pages.total)
+        return Held(len(self._table), pages.total - pages.free, pages.total)
 
     def open(self, cursor: Cursor, reserve_tokens: int, *, owner: int = 0) -> Refusal | None:
         """Makes room for a sequence, as far as blocks can reach: rows past that length are of no use here."""
@@ -73,8 +73,8 @@ class DraftEngineCore(ABC):
         """Several chunks in one pass; the watermark of each one's sequence afterwards, or why not."""
 
     @abstractmethod
-    def timed_draft(self, items: Sequence[DraftItem]) -> tuple[list[Block], int]:
-        """One block per item, in order, and the nanoseconds they took on the device thread."""
+    def draft(self, items: Sequence[DraftItem]) -> list[Block]:
+        """One block per item, in order."""
 
     def _sound(self, item: DraftItem) -> bool:
         """Whether this drafter can draft it at all, rows and room apart."""

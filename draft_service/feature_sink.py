@@ -7,7 +7,6 @@ were never opened are dropped and counted too: room is given by Open alone.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
@@ -30,7 +29,6 @@ log = structlog.get_logger("dspark.feature_sink")
 NAME = "dspark.wire.v1.Features"
 MAX_ROWS = 4096  # of one chunk
 BOUNDS = Bounds({3: ("projection", KIB), 4: ("runs", 8 * MAX_ROWS), 5: ("rows", MAX_MESSAGE)}, most=MAX_ROWS + 4)
-ACK_AFTER_S = 0.02  # nobody waits for a bare count, so many share one message
 
 
 @dataclass(slots=True)
@@ -42,24 +40,15 @@ class _Taken:
     told: int = 0
     refused: list[features_pb2.FeatureRefusal] = field(default_factory=list)
     watermarks: dict[tuple[int, int], int] = field(default_factory=dict)  # by sequence and epoch, of what is not told
-    news: asyncio.Event = field(default_factory=asyncio.Event)  # something is done
-    urgent: asyncio.Event = field(default_factory=asyncio.Event)  # something is refused, or nothing more comes
+    news: asyncio.Event = field(default_factory=asyncio.Event)  # something is done, or nothing more comes
 
     def finish(self, refusals: list[features_pb2.FeatureRefusal]) -> None:
         self.done += 1
         self.refused.extend(refusals)
         self.news.set()
-        if refusals:
-            self.urgent.set()
-
-    def end(self) -> None:
-        """Nothing more comes."""
-        self.news.set()
-        self.urgent.set()
 
     def acknowledge(self) -> features_pb2.FeatureAck:
         self.news.clear()
-        self.urgent.clear()
         refused, self.refused = self.refused, []
         marks, self.watermarks = self.watermarks, {}
         self.told = self.done
@@ -91,13 +80,10 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
     ) -> AsyncGenerator[features_pb2.FeatureAck, None]:
         taken = _Taken()
         reading = asyncio.create_task(self._read_all(request_iterator, taken))
-        reading.add_done_callback(lambda _: taken.end())
+        reading.add_done_callback(lambda _: taken.news.set())
         try:
             while not (reading.done() and taken.told == taken.read):
                 await taken.news.wait()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(ACK_AFTER_S):
-                        await taken.urgent.wait()
                 yield taken.acknowledge()
             await reading
         finally:

@@ -65,7 +65,9 @@ def _pages(context: int, page_size: int) -> int:
 def _step(engine: DraftEngine, items: list[DraftItem]) -> float:
     if engine.device.type == "cuda":
         torch.cuda.synchronize(engine.device)
-    return engine.timed_draft(items)[1] * 1e-9
+    began = time.perf_counter()
+    engine.draft(items)
+    return time.perf_counter() - began
 
 
 def _key(engine: DraftEngine) -> dict[str, object]:

@@ -31,22 +31,12 @@ async def carried(
     rounds = open_rounds(
         lambda event: _soon(loop, lambda: outbox.put(event)), lambda error: _soon(loop, lambda: fail(error))
     )
-    ends: tuple[asyncio.Future[None], ...] = (
-        asyncio.create_task(_read(requests, rounds)),
-        asyncio.create_task(_watch(rounds)),
-        failure,
-    )
-    for each in ends:
-        each.add_done_callback(lambda _: outbox.end())
+    reading, watching = asyncio.create_task(_read(requests, rounds)), asyncio.create_task(_watch(rounds))
     try:
-        async with contextlib.aclosing(outbox.events()) as events:
+        async with contextlib.aclosing(outbox.until(reading, watching, failure)) as events:
             async for event in events:
                 yield event
-        for each in (await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED))[0]:
-            each.result()  # why it ended
     finally:
-        for each in ends:
-            each.cancel()
         rounds.close()
 
 

@@ -94,7 +94,7 @@ class SyntheticDraftEngine(DraftEngineCore):
 
     # -- rounds -----------------------------------------------------------------------------
 
-    def timed_draft(self, items: Sequence[DraftItem]) -> tuple[list[Block], int]:
+    def draft(self, items: Sequence[DraftItem]) -> list[Block]:
         """Blocks, after the time that passes over these sequences take."""
         began = time.perf_counter_ns()
         blocks = [self._empty(item) for item in items]
@@ -112,7 +112,7 @@ class SyntheticDraftEngine(DraftEngineCore):
             for index, block in zip(runnable, made, strict=True):
                 blocks[index] = block
             self._pass(began, asked)
-        return [block for block in blocks if block is not None], time.perf_counter_ns() - began
+        return [block for block in blocks if block is not None]
 
     def _pass(self, began_ns: int, asked: Sequence[DraftItem]) -> None:
         context = sum(item.cursor.committed_len for item in asked) / len(asked)

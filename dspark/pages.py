@@ -1,20 +1,23 @@
-"""Token slots in fixed-size pages.
+"""Pages of token slots, of a target's keys and values or of a drafter's: ask for all that a step needs, then act.
 
-Pure bookkeeping: knows page numbers, not tensors or devices. A key reserves room for its whole life and gives it back
-whole. Contiguous runs are preferred, because a run can be sliced where scattered pages must be gathered.
+Pure bookkeeping over page numbers: knows neither tensors nor devices. A page may have several holders (sequences that
+share a prefix, the prefix cache); it is free when it has none. A sequence that is opened with a wish for its whole life
+is placed where that would lie in a row and keeps the row to itself while memory is plentiful, because a row of slots
+can be viewed where scattered pages must be gathered. The wish is no reservation: whoever finds nothing else takes from
+it, from its far end.
 
-For contexts that are written once and shared with nobody, as a drafter's are, this is all there is to know. A target's
-pages are shared between prompts that begin alike, kept after their sequence and taken back under pressure; who holds a
-page is then a count and not an owner, and `verify_service.kv_block_pool` keeps that count page by page. Neither is a
-case of the other: a run that belongs to one key needs no holders, and a page with several holders belongs to no run.
-Invariant: every page is either in exactly one free run or in exactly one reservation.
+Invariant: `free` counts the pages without a holder; nobody writes to a page that has more than one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, islice
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Slots = range | npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,127 +29,193 @@ class Held:
     pages_total: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Pages first .. first + count - 1."""
+@dataclass(slots=True)
+class _Table:
+    """Pages of one sequence, in order."""
 
-    first: int
-    count: int
+    pages: list[int] = field(default_factory=list)
+    in_row: bool = True
+    wish: tuple[int, int] = (0, 0)  # pages first .. last - 1 it would like to grow into
+    slots: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # made once they are no row
+    numbered: int = 0  # pages that are in `slots`
 
-    @property
-    def end(self) -> int:
-        return self.first + self.count
 
-
-class PageTable:
-    """Who holds which pages of one pool. Slot ids are page * page_size + offset."""
+class KVBlockPool:
+    """Who holds which pages. Slot ids are page * page_size + offset."""
 
     def __init__(self, pages: int, page_size: int) -> None:
         if pages < 1 or page_size < 1:
             raise ValueError(f"a pool of {pages} pages of {page_size} slots is none")
-        self.total = pages
+        self.total = self.free = pages
         self.page_size = page_size
-        self._free: list[_Run] = [_Run(0, pages)]  # ascending, never adjacent, never empty
-        self._reserved: dict[Hashable, tuple[_Run, ...]] = {}
-        self._held = 0
-
-    @property
-    def held(self) -> int:
-        """Pages in reservations."""
-        return self._held
-
-    @property
-    def sequences(self) -> int:
-        """Keys with a reservation."""
-        return len(self._reserved)
+        self._holders = np.zeros(pages, np.int32)
+        self._wished = np.zeros(pages, np.bool_)
+        self._kept = np.zeros(pages, np.bool_)
+        self.idle = 0  # kept pages without another holder
+        self._tables: dict[Hashable, _Table] = {}
 
     def __contains__(self, key: Hashable) -> bool:
-        return key in self._reserved
+        return key in self._tables
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that `tokens` slots need; at least one."""
-        return max(1, -(-tokens // self.page_size))
+        """Pages that `tokens` slots need."""
+        return -(-tokens // self.page_size)
 
-    def reserve(self, key: Hashable, tokens: int) -> bool:
-        """Holds room for `tokens` slots under a new key; False, and nothing changed, when there is none."""
-        if key in self._reserved:
+    def missing(self, key: Hashable, tokens: int) -> int:
+        """Pages the sequence would have to be given to hold so many tokens."""
+        return max(self.pages_for(tokens) - len(self._tables[key].pages), 0)
+
+    def room(self, key: Hashable) -> int:
+        """Tokens that the sequence's pages hold."""
+        return len(self._tables[key].pages) * self.page_size
+
+    def holders(self, page: int) -> int:
+        return int(self._holders[page])
+
+    def pages(self, key: Hashable) -> Sequence[int]:
+        """Pages of a sequence, in the order of its tokens."""
+        return self._tables[key].pages
+
+    def open(self, key: Hashable, tokens: int, longest: int, shared: Sequence[int] = ()) -> bool:
+        """Room for `tokens` under a new key, behind pages it shares with others; all of it or nothing."""
+        if key in self._tables:
             raise ValueError("the key already holds pages")
-        wanted = self.pages_for(tokens)
-        if wanted > self.total - self._held:
+        if self.pages_for(tokens) - len(shared) > self.free:
             return False
-        self._reserved[key] = self._take(wanted)
-        self._held += wanted
+        table = self._tables[key] = _Table()
+        self._give(table, shared)
+        for page in shared:
+            self.retain(page)
+        goes_on = bool(shared) and self._is_open(shared[-1] + 1)
+        wanted = self.pages_for(longest) - len(shared)
+        if not goes_on and (home := self._home(wanted)) is not None:
+            table.wish = (home, home + wanted)
+            self._wished[home : home + wanted] = True
+        return self.grow(key, tokens)
+
+    def grow(self, key: Hashable, tokens: int) -> bool:
+        """Room for `tokens` in all; all of it or nothing."""
+        table = self._tables[key]
+        need = self.pages_for(tokens) - len(table.pages)
+        if need <= 0:
+            return True
+        if need > self.free:
+            return False
+        taken: list[int] = []
+        page = table.pages[-1] + 1 if table.pages else table.wish[0]
+        first, last = table.wish
+        while len(taken) < need and ((first <= page < last and self._holders[page] == 0) or self._is_open(page)):
+            taken.append(page)
+            page += 1
+        for page in taken:
+            self._holders[page] = 1
+        if len(taken) < need:
+            more = self._elsewhere(need - len(taken))
+            self._holders[more] = 1
+            taken += more
+        self._give(table, taken)
+        self.free -= len(taken)
         return True
 
-    def capacity(self, key: Hashable) -> int:
-        """Slots reserved under `key`."""
-        return sum(run.count for run in self._reserved[key]) * self.page_size
-
-    def base(self, key: Hashable) -> int | None:
-        """First slot when all of `key`'s slots are consecutive, else None."""
-        runs = self._reserved[key]
-        return runs[0].first * self.page_size if len(runs) == 1 else None
-
-    def slots(self, key: Hashable, start: int, stop: int) -> Sequence[int]:
-        """Slot ids of the key's tokens start .. stop - 1: a range where they are consecutive, else a list."""
-        if not 0 <= start <= stop <= self.capacity(key):
-            raise ValueError(f"tokens {start}..{stop} are outside a reservation of {self.capacity(key)}")
-        runs = self._reserved[key]
-        if len(runs) == 1:
-            first = runs[0].first * self.page_size
+    def slots(self, key: Hashable, start: int, stop: int) -> Slots:
+        """Slot ids of tokens start .. stop - 1: a range where they lie in a row, else a view that must not be kept."""
+        table = self._tables[key]
+        if not 0 <= start <= stop <= len(table.pages) * self.page_size:
+            raise ValueError(f"tokens {start}..{stop} are outside {len(table.pages)} pages")
+        if table.in_row:
+            first = table.pages[0] * self.page_size if table.pages else 0
             return range(first + start, first + stop)
-        found: list[int] = []
-        before = 0  # tokens that earlier runs hold
-        for run in runs:
-            length = run.count * self.page_size
-            low, high = max(start - before, 0), min(stop - before, length)
-            if low < high:
-                first = run.first * self.page_size
-                found.extend(range(first + low, first + high))
-            before += length
-        return found
-
-    def pages(self, key: Hashable, tokens: int) -> Iterator[int]:
-        """The first of the key's pages, as many as hold so many tokens."""
-        runs = (range(run.first, run.end) for run in self._reserved[key])
-        return islice(chain.from_iterable(runs), -(-tokens // self.page_size))
+        self._number(table)
+        return table.slots[start:stop]
 
     def release(self, key: Hashable) -> int:
-        """Gives the key's pages back; returns how many. An unknown key holds none."""
-        runs = self._reserved.pop(key, ())
-        freed = sum(run.count for run in runs)
-        self._held -= freed
-        if runs:
-            self._free = _merged([*self._free, *runs])
-        return freed
+        """Lets go of a sequence's pages; returns how many became free. An unknown key holds none."""
+        table = self._tables.pop(key, None)
+        if table is None:
+            return 0
+        self._wished[table.wish[0] : table.wish[1]] = False
+        return self.let_go(table.pages)
 
-    def _take(self, wanted: int) -> tuple[_Run, ...]:
-        """Free pages, in one run if any is long enough (the shortest such), else the longest runs first."""
-        fitting = [run for run in self._free if run.count >= wanted]
-        if fitting:
-            return (self._cut(min(fitting, key=lambda run: (run.count, run.first)), wanted),)
-        taken: list[_Run] = []
-        while wanted:
-            piece = self._cut(max(self._free, key=lambda run: (run.count, -run.first)), wanted)
-            taken.append(piece)
-            wanted -= piece.count
-        return tuple(_merged(taken))
+    def retain(self, page: int) -> None:
+        """One more holder of a page that has one."""
+        if self._holders[page] < 1:
+            raise ValueError(f"nobody holds page {page}")
+        self.idle -= bool(self._kept[page] and self._holders[page] == 1)
+        self._holders[page] += 1
 
-    def _cut(self, run: _Run, wanted: int) -> _Run:
-        """The head of a free run, taken out of the free list."""
-        count = min(wanted, run.count)
-        index = self._free.index(run)
-        rest = [_Run(run.first + count, run.count - count)] if run.count > count else []
-        self._free[index : index + 1] = rest
-        return _Run(run.first, count)
+    def let_go(self, pages: Sequence[int]) -> int:
+        """One holder less of each of different pages; returns how many became free."""
+        these = np.array(pages, np.int64)
+        if (self._holders[these] < 1).any():
+            raise ValueError(f"nobody holds one of pages {pages}")
+        self._holders[these] -= 1
+        empty = int((self._holders[these] == 0).sum())
+        self.free += empty
+        self.idle += int((self._kept[these] & (self._holders[these] == 1)).sum())
+        return empty
+
+    def keep(self, page: int) -> None:
+        """One more holder, for the time after the others: at most one of them keeps a page."""
+        if self._kept[page]:
+            raise ValueError(f"page {page} is kept already")
+        self.retain(page)
+        self._kept[page] = True
+
+    def give_up(self, page: int) -> bool:
+        """Keeps a page no longer; whether it is free now."""
+        if not self._kept[page]:
+            raise ValueError(f"page {page} is not kept")
+        self.idle -= bool(self._holders[page] == 1)
+        self._kept[page] = False
+        return bool(self.let_go([page]))
+
+    def _is_open(self, page: int) -> bool:
+        """Whether it exists, has no holder and nobody wishes for it."""
+        return page < self.total and self._holders[page] == 0 and not self._wished[page]
+
+    def _home(self, wanted: int) -> int | None:
+        """First page of the shortest open run that holds a whole life."""
+        runs = _runs((self._holders == 0) & ~self._wished)
+        fitting = runs[runs[:, 1] >= wanted]
+        return int(fitting[fitting[:, 1].argmin(), 0]) if len(fitting) else None
+
+    def _elsewhere(self, need: int) -> list[int]:
+        """Free pages anywhere: whole open runs if they do, then what others wish for, from the far end."""
+        taken: list[int] = []
+        runs = _runs((self._holders == 0) & ~self._wished)
+        fitting = runs[runs[:, 1] >= need]
+        chosen = fitting[[fitting[:, 1].argmin()]] if len(fitting) else runs[np.argsort(-runs[:, 1], kind="stable")]
+        for first, count in chosen.tolist():
+            taken += range(first, first + min(count, need - len(taken)))
+        while len(taken) < need:
+            free = (self._holders == 0) & self._wished
+            free[taken] = False
+            runs = _runs(free)
+            first, count = runs[runs[:, 1].argmax()].tolist()
+            cut = min(-(-count // 2), need - len(taken))
+            taken += range(first + count - cut, first + count)
+        return taken
+
+    def _give(self, table: _Table, pages: Sequence[int]) -> None:
+        for page in pages:
+            table.in_row &= not table.pages or page == table.pages[-1] + 1
+            table.pages.append(page)
+
+    def _number(self, table: _Table) -> None:
+        """The slots of pages that came since they were asked for last."""
+        before, have = table.numbered * self.page_size, len(table.pages) * self.page_size
+        if before == have:
+            return
+        if len(table.slots) < have:
+            grown = np.empty(max(have, 2 * len(table.slots)), np.int64)
+            grown[:before] = table.slots[:before]
+            table.slots = grown
+        new = np.asarray(table.pages[table.numbered :], np.int64)[:, None] * self.page_size + np.arange(self.page_size)
+        table.slots[before:have] = new.ravel()
+        table.numbered = len(table.pages)
 
 
-def _merged(runs: list[_Run]) -> list[_Run]:
-    """Ascending, neighbours joined."""
-    joined: list[_Run] = []
-    for run in sorted(runs, key=lambda run: run.first):
-        if joined and joined[-1].end == run.first:
-            joined[-1] = _Run(joined[-1].first, joined[-1].count + run.count)
-        else:
-            joined.append(run)
-    return joined
+def _runs(free: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """[runs, (first, count)] of consecutive true entries."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], free, [False])).astype(np.int8)))
+    return np.stack((edges[::2], edges[1::2] - edges[::2]), axis=1)

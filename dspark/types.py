@@ -211,7 +211,6 @@ class Verdict(NamedTuple):
     cursor: Cursor
     accepted: int
     next_token: int
-    features_through: int
     judged: int  # drafted tokens verified: fewer than were asked for without pages, none of what cannot be a draft
     spoilt: bool = False  # what was drafted cannot have been
     logprobs: tuple[ScoredToken, ...] = ()  # of the tokens kept and added, where asked for

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dspark.types import NO_Q, Cursor, SamplingParams, SparseQ
-from verify_service.interface import PromptPrefill
+from verify_service.batch_runner import FeatureRun, PromptPrefill
 from verify_service.sequences import VerifyItem
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -31,6 +31,15 @@ def line_up(
     cursor, longest = Cursor(sequence, epoch, 0, len(prompt)), longest or len(prompt) + 60
     assert engine.open(cursor, params, longest, keep, owner=owner, token_ids=prompt, salt=salt) is None
     engine.line_up(PromptPrefill(sequence, epoch, prompt, owner))
+
+
+def rows_of(run: object) -> Any:
+    """[rows, H] of what a verifier keeps of a sequence, as a tensor."""
+    import torch
+
+    assert isinstance(run, FeatureRun), run
+    _, count, width, data = run.rows
+    return torch.frombuffer(bytearray(data), dtype=torch.bfloat16).view(count, width)
 
 
 def run_all(engine: Any) -> None:

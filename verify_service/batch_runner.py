@@ -1,18 +1,111 @@
-"""What runs the batches of an engine: prepared where sequences and KV blocks live, executed on any thread, committed.
+"""What services, an engine and what runs its batches tell each other. No torch.
 
-Two keep it: `packed_step.PackedStep`, which runs a target, and `synthetic.SyntheticStep`, which sleeps. No torch.
+Batches are prepared where sequences and KV blocks live, executed on any thread, committed. Two run them:
+`packed_step.PackedStep`, which runs a target, and `synthetic.SyntheticStep`, which sleeps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dspark.types import Draws, Refusal, Verdict
+from dspark.wire.orders import PackedRows
 from verify_service.sequences import CachedSequence, VerifyItem
+
+if TYPE_CHECKING:
+    from dspark.decoding.masking import Matcher
+
+
+class FeatureRun(NamedTuple):
+    """Feature rows of consecutive positions of one sequence, with the token at each."""
+
+    sequence: int
+    epoch: int
+    start: int
+    token_ids: Sequence[int]
+    rows: PackedRows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptPrefill:
+    """One prompt on its way in."""
+
+    sequence: int
+    epoch: int
+    token_ids: Sequence[int]
+    owner: int = 0  # who takes its news
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one chunk of a prompt brought."""
+
+    prefill: PromptPrefill
+    tokens: int
+    done: bool  # all of the prompt has run
+    problem: Refusal | None = None  # set when it cannot go on
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Outcomes in the order of the items."""
+
+    outcomes: list[Verdict | Refusal]
+    tokens: int  # of the items, in the packed passes
+    forward_ns: int
+    prefill_tokens: int = 0  # of prompts that rode along; what came of them is `VerifyEnginePort.take_news`
+    near_ties: int = 0  # positions of coupled sequences that rounding could decide otherwise
+    # By sequence, [slots, 2] float32: the chance to get to each slot judged, and to keep it too; and what the rule
+    # saw of the drafted tokens. See `dspark/decoding/draws.py`.
+    labels: Mapping[int, npt.NDArray[np.float32]] = field(default_factory=dict)
+    draws: Sequence[Draws] = ()
+
+
+class KeptRows(NamedTuple):
+    """What travels with an order: feature rows, those of one sequence after those of the other, and masks."""
+
+    counts: list[int]  # of each sequence; 0 where none are kept
+    token_ids: list[int]  # at each position
+    features: PackedRows | None  # None where there are none
+    masks: Sequence[
+        bytes
+    ] = ()  # what the form of each answer lets come next, see `first_masked`; none has a form: none
+
+
+class TooSlow(Exception):
+    """Finding out what may come next takes longer than anybody waits for."""
+
+
+class Grammar(Protocol):
+    """A form of answers, compiled."""
+
+    def matcher(self) -> Matcher:
+        """At the beginning of an answer."""
+
+
+class TargetFacts(Protocol):
+    """What is served."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def stop_ids(self) -> Sequence[int]: ...
+
+
+class ProjectionFacts(Protocol):
+    """What feature rows are made with."""
+
+    @property
+    def fingerprint(self) -> str: ...
 
 
 class PromptChunk(NamedTuple):
@@ -57,6 +150,9 @@ class Stepped(NamedTuple):
 
 class BatchRunner(Protocol):
     """Of one engine. `execute` may run on any thread, everything else on the one that owns the sequences."""
+
+    def forget(self, sequence: int) -> None:
+        """It was dropped, and so is what is held for it beside its KV blocks."""
 
     def unready(self, state: CachedSequence) -> Refusal | None:
         """Why a sequence cannot be judged, found out before anybody else is in a batch with it."""

@@ -24,8 +24,8 @@ from dspark.runtime.worker import Worker, new_owner
 from dspark.wire.control_down import read_down
 from dspark.wire.control_up import write_up
 from dspark.wire.v1 import verify_pb2
+from verify_service.engine_core import EngineCore
 from verify_service.feature_push import FeaturePush
-from verify_service.interface import VerifyEnginePort
 from verify_service.round_driver import RoundDriver
 
 log = structlog.get_logger("dspark.rounds")
@@ -34,7 +34,7 @@ log = structlog.get_logger("dspark.rounds")
 class ControlStream:
     """One stream. Lives on the event loop."""
 
-    def __init__(self, worker: Worker[VerifyEnginePort], push: FeaturePush) -> None:
+    def __init__(self, worker: Worker[EngineCore], push: FeaturePush) -> None:
         self._worker = worker
         self._outbox: Outbox[verify_pb2.ControlUp] = Outbox(worker.metrics)
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -50,19 +50,12 @@ class ControlStream:
         self._outbox.put(write_up(self._worker.incarnation, (), int(1e3 * lease_s)))
         reading = asyncio.create_task(self._read(requests))
         watching = asyncio.create_task(self._watch(lease_s))
-        ends: tuple[asyncio.Future[None], ...] = (reading, watching, self._failure)
-        for each in ends:
-            each.add_done_callback(lambda _: self._outbox.end())
         try:
             with self._worker.draining.telling(self._say_draining):
-                async with contextlib.aclosing(self._outbox.events()) as events:
+                async with contextlib.aclosing(self._outbox.until(reading, watching, self._failure)) as events:
                     async for event in events:
                         yield event
-            for each in (await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED))[0]:
-                each.result()  # why it ended
         finally:
-            for each in ends:
-                each.cancel()
             with contextlib.suppress(Unavailable):  # else the process is ending, and its memory with it
                 await self._driver.end()
                 self._worker.note_load()

@@ -23,8 +23,8 @@ from dspark.wire.blocks import Blocks, read_blocks
 from dspark.wire.v1 import draft_pb2, types_pb2
 from verify_service.commands import read_sink
 from verify_service.drafter_stream import DrafterStream
+from verify_service.engine_core import EngineCore
 from verify_service.feature_push import Sink
-from verify_service.interface import VerifyEnginePort
 from verify_service.round_news import RoundNews
 from verify_service.row_feeds import RowFeeds
 
@@ -76,7 +76,7 @@ class Drafters:
 
     def __init__(
         self,
-        worker: Worker[VerifyEnginePort],
+        worker: Worker[EngineCore],
         feeds: RowFeeds,
         admitted: dict[int, Admission],
         tell: Callable[[Callable[[], Iterable[Told]]], None],

@@ -1,9 +1,4 @@
-"""The device side of a verifier: prefill in chunks, one packed pass per cohort, the acceptance rule, kept features.
-
-Synchronous and free of gRPC; everything runs on the one thread that owns the device, but for `run` of a step under way.
-A command about one sequence is checked before anything is computed, so a bad row never touches its neighbours. A step
-first asks for the pages of everybody in it, oldest first, then acts; who gets none is refused and stays where it stood.
-"""
+"""The device side of a verifier: prefill in chunks, one packed pass per cohort, the acceptance rule, kept features."""
 
 from __future__ import annotations
 
@@ -16,13 +11,11 @@ from dspark.decoding.masking import mask
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.context import Projection
 from dspark.types import Constraint, Cursor, Refusal, RefusalReason, SamplingParams
-from verify_service.batches import Batches
+from verify_service.batch_runner import Grammar
 from verify_service.config import VerifyConfig
 from verify_service.engine_core import EngineCore
 from verify_service.feature_store import FeatureStore
 from verify_service.grammars.grammars import Grammars
-from verify_service.interface import Grammar
-from verify_service.interface import Judged as Judged
 from verify_service.judging import Sampler, judge_each, matcher_of, rule_problem, shaper_of, told
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.loading import load_parts
@@ -34,7 +27,7 @@ from verify_service.stateful import StatefulRunner
 
 
 class VerifyEngine(EngineCore):
-    """Keeps `VerifyEnginePort` with a target that runs."""
+    """An engine with a target that runs."""
 
     def __init__(
         self,
@@ -49,6 +42,9 @@ class VerifyEngine(EngineCore):
         self.target: LoadedTarget = target
         self.projection = projection
         self._runner = runner
+        self.attention_path, self.attention_reason = runner.path, runner.reason
+        self.device: torch.device = runner.device
+        self.dtype = str(target.model.dtype).removeprefix("torch.")
         pages = config.kv_tokens // config.page_size
         store = None
         if projection is not None:
@@ -60,14 +56,11 @@ class VerifyEngine(EngineCore):
             most=config.max_sequences,
             store=store,
             keep_prefixes=keeps,
-            copies=isinstance(runner, ModelRunner) and runner.likes_rows,
         )
         if keeps and isinstance(runner, StatefulRunner):
             holdings.prefixes.states = StateCache(runner, config.state_cache_mb << 20)
         self._grammars = Grammars(target.folder, target.vocab_size, target.stop_ids)
-        self._step = PackedStep(runner, holdings, sampler, store)
-        batches = Batches(self._step, holdings, config, target.vocab_size, runner.device.type, runner.release)
-        super().__init__(config, version, holdings, batches)
+        super().__init__(config, version, holdings, PackedStep(runner, holdings, sampler, store))
 
     @staticmethod
     def load(config: VerifyConfig, sampler: Sampler = judge_each) -> VerifyEngine:
@@ -85,15 +78,6 @@ class VerifyEngine(EngineCore):
     # -- what it is -------------------------------------------------------------------------
 
     @property
-    def attention_path(self) -> str:
-        return self._runner.path
-
-    @property
-    def attention_reason(self) -> str:
-        """Why the path is not paged; empty where it is."""
-        return self._runner.reason
-
-    @property
     def shares_prefixes(self) -> bool:
         """Whether a prompt goes on behind what was computed for another that begins alike."""
         return self.config.prefix_cache and self._runner.shares_prefixes
@@ -102,14 +86,6 @@ class VerifyEngine(EngineCore):
     def make(self) -> str:
         """What else decides how long a pass takes: lean layers, weight forms, kernels."""
         return self._runner.make
-
-    @property
-    def device(self) -> torch.device:
-        return self._runner.device
-
-    @property
-    def dtype(self) -> str:
-        return str(self.target.model.dtype).removeprefix("torch.")
 
     # -- life of a sequence -----------------------------------------------------------------
 

@@ -1,33 +1,89 @@
-"""What engines with KV blocks have in common: sequences, their blocks and rows, prompts in line, batches of rounds.
+"""What the services ask of a verify engine: sequences with their KV blocks, prompts in line, rounds in packed passes.
 
-Around a `BatchRunner`: a target that runs (`engine`) or one that sleeps (`synthetic`). No torch. Everything happens on
-the one thread that owns the device, but for `run` of a step under way. A command about one sequence is checked before
-anything is computed, so a bad row never touches its neighbours.
+Two engines are made of it and a `BatchRunner`: `engine.VerifyEngine`, whose target runs, and
+`synthetic.SyntheticVerifyEngine`, which sleeps. No torch. Everything happens on the one thread that owns the device,
+but for `run` of a step under way (see `under_way` for what that may count on); properties may be read from anywhere.
+
+A command about one sequence is checked before anything is computed, so a bad row never touches its neighbours. A step
+first asks for the pages of everybody in it, the oldest sequence first, then acts; who gets none is refused and stays
+where it stood. Prompts wait in one line, first come, first served: the next chunks of the first, as many as a token
+budget holds, ride in the pass of a cohort, so that rounds go on and prompts do too; while nobody decodes the first has
+passes of its own. A prompt is in one pass at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 from dspark.pages import Held
 from dspark.rounds.events import OrderRow
-from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams, ScoredPrompt, ScoredToken
-from verify_service.batches import Batches
+from dspark.types import Constraint, Cursor, Refusal, RefusalReason, SamplingParams, ScoredPrompt, ScoredToken, Verdict
+from verify_service.batch_runner import (
+    BatchRunner,
+    FeatureRun,
+    Grammar,
+    Judged,
+    KeptRows,
+    PreparedBatch,
+    Progress,
+    ProjectionFacts,
+    PromptChunk,
+    PromptPrefill,
+    TargetFacts,
+)
 from verify_service.config import VerifyConfig
-from verify_service.interface import FeatureRun, Judged, KeptRows, Progress, PromptPrefill, TargetFacts
 from verify_service.kv_cache_manager import KVCacheManager
-from verify_service.sequences import VerifyItem, check_prompt, invalid, stale, unknown
-from verify_service.under_way import UnderWay
+from verify_service.sequences import (
+    CachedSequence,
+    VerifyItem,
+    check_item,
+    check_prompt,
+    failed,
+    invalid,
+    stale,
+    unknown,
+)
+from verify_service.under_way import Batch, UnderWay, halves
+
+RIDE_ALONG = {"cpu": 64, "cuda": 512}  # prompt tokens in a round, where the configuration leaves it to the device
+Rider = tuple[PromptPrefill, PromptChunk]  # a prompt in a pass
+SCORED = 256  # tokens of a prompt in a pass, where each of them brings logits over the whole vocabulary
 
 
-class EngineCore:
-    """One pool of KV blocks, the sequences that live in it."""
+class EngineCore(ABC):
+    """One target, one pool of KV blocks, the sequences that live in it."""
 
     target: TargetFacts
+    projection: ProjectionFacts | None
+    device: Any
+    dtype: str
+    attention_path: str
+    attention_reason: str  # why the path is not paged; empty where it is
 
-    def __init__(self, config: VerifyConfig, version: str, holdings: KVCacheManager, batches: Batches) -> None:
+    def __init__(self, config: VerifyConfig, version: str, holdings: KVCacheManager, step: BatchRunner) -> None:
         self.config, self.fingerprint = config, version
-        self._holdings, self._batches = holdings, batches
+        self._holdings, self._step = holdings, step
+        self.line: deque[PromptPrefill] = deque()  # prompts on their way in
+        self._news: dict[int, deque[Progress]] = {0: deque()}  # of prompts that rode in rounds or failed, by owner
+        self._busy: dict[int, CachedSequence] = {}  # those in steps under way
+        self._leaving: dict[int, CachedSequence] = {}  # of them, those that nobody wants any more
+        self._ride_along = config.step_prefill_tokens or RIDE_ALONG.get(str(self.device).partition(":")[0], 512)
+
+    @abstractmethod
+    def compile(self, constraint: Constraint, salt: str) -> Future[Grammar]:
+        """Soon, and on another thread: the grammar, GrammarRefused or GrammarFailed.
+
+        salt: it is given again among equals, as computed prefixes are. TENANT/WORD, or without a tenant any word.
+        """
+
+    @abstractmethod
+    def first_token(self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None) -> int | Refusal:
+        """Draws the anchor that follows a finished prefill. grammar: of the form that is asked for."""
 
     @property
     def feature_width(self) -> int:
@@ -74,7 +130,7 @@ class EngineCore:
         )
         if (problem := problem or self._unserved(params, scores)) is not None:
             return problem
-        if self._batches.busy(cursor.sequence):
+        if cursor.sequence in self._busy:
             return Refusal(RefusalReason.NO_PAGES, "what was held under this number is in a pass that has not ended")
         if state is not None:
             self._drop(cursor.sequence)
@@ -92,7 +148,7 @@ class EngineCore:
 
     def busy(self, sequence: int) -> bool:
         """Whether a pass that has not ended holds what has, or had, this number: it cannot be opened until then."""
-        return self._batches.busy(sequence)
+        return sequence in self._busy
 
     def spared(self, sequence: int, epoch: int) -> int:
         """Leading tokens of the prompt that were found computed."""
@@ -125,7 +181,8 @@ class EngineCore:
         mine = [state.sequence for state in self._holdings.states.values() if state.owner == owner]
         for sequence in mine:
             self._drop(sequence)
-        self._batches.forget(owner)
+        self._news.pop(owner, None)  # its prompts go no further: their numbers are anybody's now
+        self.line = deque(each for each in self.line if each.owner != owner)
         return len(mine)
 
     def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
@@ -168,35 +225,202 @@ class EngineCore:
             else invalid(f"from_position: {start} is past {stop}")
         )
 
-    # -- rounds -----------------------------------------------------------------------------
-
-    def judge_cohort(self, items: Sequence[VerifyItem]) -> Judged:
-        """One packed pass over every item that fits, then the rule. Bad rows are refused, the others do not notice."""
-        return self._batches.judge(items)
-
-    def begin(self, items: Sequence[VerifyItem]) -> UnderWay:
-        """The same in three parts: this one, `run` of what it gives, on any thread, and `end`."""
-        return self._batches.begin(items)
-
-    def begin_prefill(self, *, short: bool = False, owner: int = 0) -> UnderWay | None:
-        """`prefill_next` in three parts."""
-        return self._batches.begin_prefill(short=short, owner=owner)
-
-    def end(self, step: UnderWay) -> Judged:
-        """What came of a step that has run."""
-        return self._batches.end(step)
+    # -- passes -----------------------------------------------------------------------------
 
     def line_up(self, prefill: PromptPrefill) -> None:
         """The rest of an opened sequence's prompt will run, chunk by chunk, in rounds or between them."""
-        self._batches.line_up(prefill)
+        self._news.setdefault(prefill.owner, deque())
+        self.line.append(prefill)
 
     def prefill_next(self, *, short: bool = False, owner: int = 0) -> Progress | None:
-        """A chunk of the owner's first prompt in line, in a pass of its own; None when none waits."""
-        return self._batches.prefill_next(short=short, owner=owner)
+        """A chunk of the owner's first prompt in line, in a pass of its own, a short one where a round may come; None
+        when none waits."""
+        step = self.begin_prefill(short=short, owner=owner)
+        if step is None:
+            return self.take_news(owner)  # of one that could not go on
+        step.run()
+        _, progress = self._ended(step)
+        if step.failure is not None:
+            self._tell(progress)
+            raise step.failure
+        return progress[0]
+
+    def begin_prefill(self, *, short: bool = False, owner: int = 0) -> UnderWay | None:
+        """The same as a step under way; what it brings is news."""
+        began = time.perf_counter_ns()
+        first = [each for each in self.line if each.owner == owner and each.sequence not in self._busy][:1]
+        riders = self._riders(first, self._ride_along if short else self.config.prefill_chunk)
+        prepared, riders = self._prepare((), riders)
+        if not riders:
+            return None
+        return self._under_way(UnderWay(self._step, (), {}, [Batch((), prepared)], riders, began))
 
     def take_news(self, owner: int = 0) -> Progress | None:
-        """The oldest news of an owner's prompt that rode in a round, or whose pass failed, once."""
-        return self._batches.take_news(owner)
+        """The oldest news of an owner's prompt that rode in a round, or whose pass failed, once. They are not told with
+        verdicts: prompts may be of other sessions, and outlive the round's."""
+        news = self._news.get(owner)
+        return news.popleft() if news else None
+
+    def _tell(self, news: Sequence[Progress]) -> None:
+        for each in news:
+            waiting = self._news.get(each.prefill.owner)
+            if waiting is not None:
+                waiting.append(each)
+
+    def judge_cohort(self, items: Sequence[VerifyItem]) -> Judged:
+        """One packed pass over every item that fits, then the rule. Bad rows are refused, the others do not notice."""
+        step = self.begin(items)
+        step.run()
+        judged = self.end(step)
+        if step.failure is not None:
+            raise step.failure  # rather the device than one of them
+        return judged
+
+    def begin(self, items: Sequence[VerifyItem]) -> UnderWay:
+        """The same in three parts: this one, `run` of what it gives, on any thread, and `end`."""
+        began = time.perf_counter_ns()
+        outcomes: dict[int, Verdict | Refusal] = {}
+        runnable: list[int] = []
+        seen: set[int] = set()
+        for index, item in enumerate(items):
+            if item.cursor.sequence in seen:
+                outcomes[index] = invalid("cursor.sequence: twice in one cohort")
+                continue
+            seen.add(item.cursor.sequence)
+            state = self._holdings.states.get(item.cursor.sequence)
+            answer = check_item(state, item, vocab_size=self.target.vocab_size)
+            if answer is None and item.cursor.sequence in self._busy:
+                answer = invalid("cursor: the sequence is in a pass that has not ended")
+            if answer is None and state is not None:
+                answer = self._step.unready(state)
+            if answer is None:
+                runnable.append(index)
+            else:
+                outcomes[index] = answer
+        given = self._ask(items, runnable, outcomes)
+        riders: list[Rider] = []
+        batches: list[Batch] = []
+        waiting = deque(self._batches(given))
+        while waiting:
+            indices, riding = waiting.popleft(), list[Rider]()
+            if not batches:
+                able = [each for each in self.line if each.sequence not in self._busy]
+                riding = self._riders(able, self._ride_along)
+            try:
+                prepared, riding = self._prepare([given[index] for index in indices], riding)
+            except Exception as error:  # of somebody in it, who is told once alone; the others go on
+                if len(indices) == 1:
+                    outcomes[indices[0]] = failed(given[indices[0]].cursor.sequence, error)
+                waiting.extendleft(reversed(halves(indices)))
+                continue
+            riders += riding
+            batches.append(Batch(indices, prepared))
+        return self._under_way(UnderWay(self._step, items, outcomes, batches, riders, began))
+
+    def end(self, step: UnderWay) -> Judged:
+        """What came of a step that has run; of prompts in it, as news."""
+        judged, progress = self._ended(step)
+        self._tell(progress)
+        return judged
+
+    def _under_way(self, step: UnderWay) -> UnderWay:
+        self._busy.update({state.sequence: state for state in step.states})
+        return step
+
+    def _ended(self, step: UnderWay) -> tuple[Judged, list[Progress]]:
+        judged, progress = step.end()
+        for each in progress:
+            if each.done or each.problem is not None:
+                self._leave(each.prefill)
+        for state in step.states:
+            del self._busy[state.sequence]
+            if self._leaving.pop(state.sequence, None) is not None:
+                self._free(state)
+        return judged, progress
 
     def _drop(self, sequence: int) -> None:
-        self._batches.drop(self._holdings.states[sequence])
+        """Lets go of it: of what it holds once no pass under way does."""
+        state = self._holdings.states[sequence]
+        if self._busy.get(sequence) is state:
+            del self._holdings.states[sequence]
+            self._leaving[sequence] = state
+        else:
+            self._free(state)
+
+    def _free(self, state: CachedSequence) -> None:
+        self._holdings.drop(state)
+        self._step.forget(state.sequence)
+
+    def _ask(
+        self, items: Sequence[VerifyItem], runnable: Sequence[int], outcomes: dict[int, Verdict | Refusal]
+    ) -> dict[int, VerifyItem]:
+        """Pages for everybody, the oldest sequence first; those who get them by index, in the order of the items.
+
+        Invariant 2, no peeking: a prefix that finds too few pages is cut to those there are, and only an anchor
+        without one is refused. Refusing for the length of the prefix, which depends on its own tokens by way of later
+        confidences, would make what is drawn instead depend on them too.
+        """
+        given: dict[int, VerifyItem] = {}
+        for index in sorted(runnable, key=lambda i: items[i].cursor.sequence):
+            item = items[index]
+            state = self._holdings.states[item.cursor.sequence]
+            slots = self._holdings.grow_within(state, state.cached + 1, len(item.draft_ids))
+            if slots is None:
+                outcomes[index] = Refusal(RefusalReason.OUT_OF_PAGES, f"no page is left for token {state.cached + 1}")
+            else:
+                given[index] = item if slots == len(item.draft_ids) else item.prefix(slots)
+        return dict(sorted(given.items()))
+
+    def _batches(self, items: Mapping[int, VerifyItem]) -> list[list[int]]:
+        """Indices of items by pass."""
+        batches: list[list[int]] = []
+        size = 0
+        for index, item in items.items():
+            count = 1 + len(item.draft_ids)
+            if not batches or size + count > self.config.max_batch_tokens:
+                batches.append([])
+                size = 0
+            batches[-1].append(index)
+            size += count
+        return batches
+
+    def _riders(self, prefills: Sequence[PromptPrefill], budget: int) -> list[Rider]:
+        """The next chunks of these prompts, `budget` tokens in all. A prompt that cannot go on leaves the line."""
+        riders: list[Rider] = []
+        for prefill in prefills:
+            if budget <= 0:
+                break
+            state = self._holdings.states.get(prefill.sequence)
+            if state is None or state.epoch != prefill.epoch or state.cached >= state.prompt_len:
+                self._leave(prefill)
+                why = unknown(Cursor(prefill.sequence, prefill.epoch, 0, 0))
+                self._tell([Progress(prefill, 0, False, why)])
+                continue
+            start, most = state.cached, budget if state.scores is None else min(budget, SCORED)
+            stop = self._holdings.chunk_end(state, most)
+            ids = prefill.token_ids[start:stop]
+            behind = () if state.scores is None else prefill.token_ids[start + 1 : start + 1 + len(ids)]
+            riders.append((prefill, PromptChunk(state, ids, behind)))
+            budget -= len(ids)
+        return riders
+
+    def _prepare(self, items: Sequence[VerifyItem], riders: list[Rider]) -> tuple[PreparedBatch, list[Rider]]:
+        """A pass, and the prompts that are in it. One that cannot be prepared goes no further and takes nobody along;
+        of several, those behind the first wait for a later pass. Raises what is no prompt's fault."""
+        try:
+            return self._step.prepare(items, [chunk for _, chunk in riders]), riders
+        except Exception as error:
+            if not riders:
+                raise
+            without = self._step.prepare(items, ())
+            if len(riders) > 1:
+                return self._prepare(items, riders[:1])
+            prefill = riders[0][0]
+            self._leave(prefill)
+            self._tell([Progress(prefill, 0, False, failed(prefill.sequence, error))])
+            return without, []
+
+    def _leave(self, prefill: PromptPrefill) -> None:
+        """It is done, or cannot go on."""
+        if prefill in self.line:
+            self.line.remove(prefill)

@@ -8,10 +8,9 @@ sent it hears so. A broken drafter is tried again after a pause, by then usually
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,7 +22,7 @@ from dspark.runtime.channel import WORKER_WATCH_MS, auth_metadata, open_channel
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.tls import Tls
 from dspark.wire.v1 import features_pb2, features_pb2_grpc, types_pb2
-from verify_service.interface import FeatureRun
+from verify_service.batch_runner import FeatureRun
 
 log = structlog.get_logger("dspark.feature_push")
 
@@ -38,9 +37,6 @@ class Sink:
 
     endpoint: str
     incarnation: int
-
-
-Piece = tuple[FeatureRun, int, int]  # rows first .. last - 1 of a run
 
 
 class PushListener(Protocol):
@@ -74,22 +70,15 @@ class FeaturePush:
         self._closing: set[asyncio.Task[None]] = set()
         self.listeners: list[PushListener] = []
 
-    def push(self, sink: Sink, features: Sequence[FeatureRun]) -> int:
-        """Hands rows to the sender at once; returns how many it took."""
-        link = self._link(sink)
-        if link is None:
-            self._drop(sum(len(run.token_ids) for run in features), "broken")
-            self._lost(sink, "broken")
-            return 0
-        taken = 0
-        for pieces in _messages(features, BULK_ROWS):
-            count = sum(last - first for _, first, last in pieces)
-            if link.offer(self._chunk(sink, pieces), count):
-                taken += count
-            else:
-                self._drop(count, "queue_full")
-                self._lost(sink, "too many rows wait")
-        return taken
+    def push(self, sink: Sink, run: FeatureRun) -> bool:
+        """Hands rows to the sender at once; whether it took them."""
+        link, count = self._link(sink), len(run.token_ids)
+        if link is not None and link.offer(self._chunk(sink, run), count):
+            return True
+        reason, why = ("broken", "broken") if link is None else ("queue_full", "too many rows wait")
+        self._metrics.dropped.labels(kind="feature_rows", reason=reason).inc(count)
+        self._lost(sink, why)
+        return False
 
     def _came(self, sink: Sink, ack: features_pb2.FeatureAck) -> None:
         for listener in self.listeners:
@@ -99,21 +88,16 @@ class FeaturePush:
         for listener in self.listeners:
             listener.rows_lost(sink, why)
 
-    def _chunk(self, sink: Sink, pieces: list[Piece]) -> features_pb2.FeatureChunk:
+    def _chunk(self, sink: Sink, run: FeatureRun) -> features_pb2.FeatureChunk:
+        about = features_pb2.FeatureRun(
+            sequence=run.sequence, epoch=run.epoch, start_position=run.start, token_ids=run.token_ids
+        )
         return features_pb2.FeatureChunk(
             sink_incarnation=sink.incarnation,
             source_incarnation=self._incarnation,
             projection=self._projection,
-            runs=[
-                features_pb2.FeatureRun(
-                    sequence=run.sequence,
-                    epoch=run.epoch,
-                    start_position=run.start + first,
-                    token_ids=run.token_ids[first:last],
-                )
-                for run, first, last in pieces
-            ],
-            rows=_joined([run.message(first, last) for run, first, last in pieces]),
+            runs=[about],
+            rows=types_pb2.TensorChunk(**run.rows.chunk()),
         )
 
     async def close(self) -> None:
@@ -143,9 +127,6 @@ class FeaturePush:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def _drop(self, rows: int, reason: str) -> None:
-        self._metrics.dropped.labels(kind="feature_rows", reason=reason).inc(rows)
-
 
 class _Link:
     """The stream to one drafter."""
@@ -162,14 +143,18 @@ class _Link:
         self._sink = sink
         self._metadata = auth_metadata(push._token)
         self._metrics, self._queue_rows, self._channel = push._metrics, push._queue_rows, channel
-        self._queue = _Queue()
-        self._task = asyncio.create_task(self._stream(self._queue))
+        self._waiting: deque[tuple[features_pb2.FeatureChunk, int]] = deque()  # with the rows of each
+        self._rows = 0  # of all that wait
+        self._more = asyncio.Event()
+        self._task = asyncio.create_task(self._stream())
 
     def offer(self, chunk: features_pb2.FeatureChunk, rows: int) -> bool:
         """Queues a chunk if there is room."""
-        if self.broken_at is not None or self._queue.rows + rows > self._queue_rows:
+        if self.broken_at is not None or self._rows + rows > self._queue_rows:
             return False
-        self._queue.put(chunk, rows)
+        self._waiting.append((chunk, rows))
+        self._rows += rows
+        self._more.set()
         return True
 
     async def close(self) -> None:
@@ -178,13 +163,17 @@ class _Link:
         self._drop_queued("closed")
         await self._channel.close()
 
-    async def _stream(self, queue: _Queue) -> None:
+    async def _stream(self) -> None:
         stub = features_pb2_grpc.FeaturesStub(self._channel)  # type: ignore[no-untyped-call]
         travelling: deque[int] = deque()  # rows of the chunks that no acknowledgement has come for
 
         async def chunks() -> AsyncIterator[features_pb2.FeatureChunk]:
             while True:
-                chunk, rows = await queue.get()
+                await self._more.wait()
+                chunk, rows = self._waiting.popleft()
+                self._rows -= rows
+                if not self._waiting:
+                    self._more.clear()
                 travelling.append(rows)
                 self._metrics.feature_rows.labels(direction="sent").inc(rows)
                 self._metrics.bytes.labels(direction="sent", kind="features").inc(len(chunk.rows.data))
@@ -192,7 +181,7 @@ class _Link:
 
         acknowledged = 0
         try:
-            await queue.first()  # no stream before there is something to send
+            await self._more.wait()  # no stream before there is something to send
             async for ack in ending_as_told(stub.Push(chunks(), metadata=self._metadata, wait_for_ready=False)):
                 while travelling and acknowledged < ack.chunks:
                     travelling.popleft()
@@ -213,60 +202,8 @@ class _Link:
                 self._metrics.dropped.labels(kind="feature_rows", reason="unacknowledged").inc(sum(travelling))
 
     def _drop_queued(self, reason: str) -> None:
-        rows = self._queue.clear()
-        if rows:
-            self._metrics.dropped.labels(kind="feature_rows", reason=reason).inc(rows)
-
-
-class _Queue:
-    """Chunks in order, with a count of the rows that wait."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self._chunks: asyncio.Queue[tuple[features_pb2.FeatureChunk, int]] = asyncio.Queue()
-        self._begun = asyncio.Event()
-
-    def put(self, chunk: features_pb2.FeatureChunk, rows: int) -> None:
-        self.rows += rows
-        self._chunks.put_nowait((chunk, rows))
-        self._begun.set()
-
-    async def first(self) -> None:
-        await self._begun.wait()
-
-    async def get(self) -> tuple[features_pb2.FeatureChunk, int]:
-        chunk, rows = await self._chunks.get()
-        self.rows -= rows
-        return chunk, rows
-
-    def clear(self) -> int:
-        rows, self.rows = self.rows, 0
-        with contextlib.suppress(asyncio.QueueEmpty):
-            while True:
-                self._chunks.get_nowait()
-        return rows
-
-
-def _messages(features: Sequence[FeatureRun], most: int) -> Iterator[list[Piece]]:
-    """Runs of at most `most` rows together, in order; a longer run is cut."""
-    pieces: list[Piece] = []
-    size = 0
-    for run in features:
-        rows = len(run.token_ids)
-        for first in range(0, rows, most):
-            last = min(first + most, rows)
-            if pieces and size + last - first > most:
-                yield pieces
-                pieces, size = [], 0
-            pieces.append((run, first, last))
-            size += last - first
-    if pieces:
-        yield pieces
-
-
-def _joined(parts: list[types_pb2.TensorChunk]) -> types_pb2.TensorChunk:
-    """Rows one after the other: every part is [its rows, H] of one dtype."""
-    if len(parts) == 1:
-        return parts[0]
-    shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
-    return types_pb2.TensorChunk(dtype=parts[0].dtype, shape=shape, data=b"".join(part.data for part in parts))
+        if self._rows:
+            self._metrics.dropped.labels(kind="feature_rows", reason=reason).inc(self._rows)
+        self._waiting.clear()
+        self._more.clear()
+        self._rows = 0

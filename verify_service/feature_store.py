@@ -10,7 +10,6 @@ projection of sixteen rows reads as many weights as one of hundreds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,30 +17,12 @@ import torch
 from torch import Tensor
 
 from dspark.model.context import Projection
+from dspark.pages import Slots
 from dspark.wire import tensors
 from dspark.wire.orders import PackedRows
-from dspark.wire.v1 import types_pb2
-from verify_service.kv_block_pool import Slots
-from verify_service.sequences import CachedSequence
 
 ROW_DTYPE = torch.bfloat16  # precision of features cannot change the distribution of the output
 OWED = 256  # rows at most: a few milliseconds of a projection, and megabytes of taps
-
-
-@dataclass(frozen=True, slots=True)
-class FeatureRows:
-    """Rows of consecutive positions of one sequence, with the token at each."""
-
-    sequence: int
-    epoch: int
-    start: int
-    token_ids: list[int]
-    rows: Tensor  # [rows, H] bfloat16 on the CPU
-    form: str = "bfloat16"  # in which they travel
-
-    def message(self, first: int, last: int) -> types_pb2.TensorChunk:
-        """Rows first .. last - 1 as they travel."""
-        return tensors.write_rows(self.rows[first:last], self.form)
 
 
 class FeatureStore:
@@ -105,10 +86,6 @@ class FeatureStore:
             self._pay()
         index = _index(slots)
         return self._rows[index].clone() if isinstance(index, slice) else self._rows[index]
-
-    def run(self, state: CachedSequence, start: int, token_ids: list[int], slots: Slots) -> FeatureRows:
-        """Kept rows of consecutive positions."""
-        return FeatureRows(state.sequence, state.epoch, start, token_ids, self.get(slots), self.form)
 
     def packed(self, slots: Slots | Sequence[int]) -> PackedRows:
         """The rows at these slots, as they travel."""

@@ -14,7 +14,7 @@ from dspark.decoding.masking import Masks, Matcher
 from dspark.decoding.shaping import Shaper, params_problem
 from dspark.errors import DsparkError
 from dspark.types import Refusal, RefusalReason, SamplingParams, ScoredToken
-from verify_service.interface import Grammar, TooSlow
+from verify_service.batch_runner import Grammar, TooSlow
 from verify_service.sequences import CachedSequence, VerifyItem, failed, invalid
 
 _SLOW = invalid("constraint: finding out what may come next takes too long")

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
-from dspark.pages import Held
+from dspark.pages import Held, KVBlockPool, Slots
 from dspark.rounds.events import OrderRow
 from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams
 from dspark.wire.orders import PackedRows
-from verify_service.interface import FeatureRun, KeptRows
-from verify_service.kv_block_pool import KVBlockPool, Slots
+from verify_service.batch_runner import FeatureRun, KeptRows
 from verify_service.prefix_cache import PrefixCache
 from verify_service.sequences import CachedSequence
 
@@ -27,15 +24,8 @@ class RowStore(Protocol):
     @property
     def width(self) -> int: ...
 
-    def put(self, slots: Slots | Sequence[int], rows: Any) -> None: ...
-
-    def get(self, slots: Slots | Sequence[int]) -> Any: ...
-
     def packed(self, slots: Slots | Sequence[int]) -> PackedRows:
         """The rows at these slots, as they travel."""
-
-    def run(self, state: CachedSequence, start: int, token_ids: list[int], slots: Slots) -> FeatureRun:
-        """Kept rows of consecutive positions."""
 
 
 class KVCacheManager:
@@ -49,16 +39,13 @@ class KVCacheManager:
         most: int,
         store: RowStore | None,
         keep_prefixes: bool,
-        copies: bool = False,  # kept prefixes, where rows that lie together pay
     ) -> None:
         self.states: dict[int, CachedSequence] = {}
         self.last_logits: dict[int, Any] = {}  # of prefilled sequences whose anchor is not drawn yet
         self.store = store
         self._most = most
         self.pool = KVBlockPool(pages, page_size)
-        self._copies = copies
-        # Where rows should lie together, kept pages leave half of the pool to those who run.
-        self.prefixes = PrefixCache(self.pool, enabled=keep_prefixes, most=pages // 2 if copies else pages)
+        self.prefixes = PrefixCache(self.pool, enabled=keep_prefixes)
 
     @property
     def held(self) -> Held:
@@ -78,11 +65,7 @@ class KVCacheManager:
         scores: int | None = None,
     ) -> CachedSequence | Refusal:
         """Pages for the prompt, as far as they are not kept from before; one more page stays free per sequence. Whose
-        prompt is to be scored runs all of it.
-
-        While memory is plentiful a kept prefix is copied where that lets the whole sequence lie in a row, else shared.
-        Keys and values are copied by the first pass that reads them; until then their pages are lent.
-        """
+        prompt is to be scored runs all of it."""
         if len(self.states) >= self._most:
             return Refusal(RefusalReason.NO_PAGES, f"{len(self.states)} sequences are held, the limit")
         keep_features = keep_features and self.store is not None
@@ -92,13 +75,10 @@ class KVCacheManager:
         for page in shared:  # ours before anything is given back to make room
             self.pool.retain(page)
         wanted = self.pool.pages_for(cursor.committed_len) - len(shared)
-        own = bool(shared) and self._copies and self._plentiful(cursor.committed_len)
         opened = self._make_free(wanted + len(self.states)) and self.pool.open(
-            cursor.sequence, cursor.committed_len, longest, () if own else shared
+            cursor.sequence, cursor.committed_len, longest, shared
         )
-        lent = shared if own and opened else []
-        if not lent:
-            self._let_go(shared)
+        self.pool.let_go(shared)
         if not opened:
             free = self.pool.free + self.prefixes.idle
             return Refusal(
@@ -114,7 +94,6 @@ class KVCacheManager:
             keep_features=keep_features,
             salt=salt if token_ids is not None else None,
             scores=scores,
-            lent=lent,
         )
         state.cached = state.spared = state.kept_state = len(shared) * self.pool.page_size
         if self.prefixes.states is not None and token_ids is not None:
@@ -128,25 +107,7 @@ class KVCacheManager:
             if not kept.begin(cursor.sequence, name):  # nothing is kept any more: the next try runs all of it
                 self.drop(state)
                 return Refusal(RefusalReason.NO_PAGES, "the device has no memory for the state of what is computed")
-        if lent and self.store is not None:
-            source, target = self.due_copy(state)
-            self.store.put(target, self.store.get(source))
         return state
-
-    def due_copy(self, state: CachedSequence) -> tuple[Slots, Slots]:
-        """Where keys and values lie that are lent to it, and where they are to be copied."""
-        size = self.pool.page_size
-        source = (np.asarray(state.lent, np.int64)[:, None] * size + np.arange(size)).ravel()
-        return source, self.pool.slots(state.sequence, 0, len(source))
-
-    def copied(self, state: CachedSequence) -> None:
-        """It needs what was lent to it no longer."""
-        self._let_go(state.lent)
-        state.lent = ()
-
-    def _let_go(self, pages: Sequence[int]) -> None:
-        for page in pages:
-            self.pool.let_go(page)
 
     def grow(self, state: CachedSequence, tokens: int) -> bool:
         """Room for so many tokens in all, or nothing changes."""
@@ -203,10 +164,7 @@ class KVCacheManager:
         self.states.pop(state.sequence, None)
         self.last_logits.pop(state.sequence, None)
         if state.sequence in self.pool:
-            if state.lent:  # its own pages are empty
-                self.copied(state)
-            else:
-                self.keep_prefix(state)
+            self.keep_prefix(state)
             self.pool.release(state.sequence)
 
     def where(self, runs: Sequence[tuple[CachedSequence, int, int]]) -> Slots | list[int]:
@@ -217,7 +175,8 @@ class KVCacheManager:
     def rows(self, state: CachedSequence, start: int, stop: int) -> FeatureRun:
         """Kept rows of positions start .. stop - 1."""
         assert self.store is not None
-        return self.store.run(state, start, state.token_ids[start:stop], self.slots(state, start, stop))
+        rows = self.store.packed(self.slots(state, start, stop))
+        return FeatureRun(state.sequence, state.epoch, start, state.token_ids[start:stop], rows)
 
     def kept_rows(self, asked: Sequence[OrderRow]) -> KeptRows:
         """Kept rows of several sequences, gathered at once."""
@@ -233,9 +192,6 @@ class KVCacheManager:
         if not runs or self.store is None:
             return KeptRows(counts, [], None)
         return KeptRows(counts, token_ids, self.store.packed(self.where(runs)))
-
-    def _plentiful(self, tokens: int) -> bool:
-        return self.pool.free - self.pool.pages_for(tokens) >= self.pool.total // 4
 
     def _make_free(self, pages: int) -> bool:
         """Whether so many pages are free, after kept prefixes have given way."""

@@ -46,12 +46,6 @@ class KeyValuePool:
             out = rows.index_select(0, index)
         return out.view(members, -1, heads, size).transpose(1, 2)
 
-    def copy(self, source: Tensor, target: Tensor) -> None:
-        """Rows at some slots [R] into those at others, in every layer."""
-        for pools in self._layers.values():
-            for pool in pools:
-                pool.index_copy_(0, target, pool.index_select(0, source))
-
     def fill(self, slots: Tensor) -> None:
         """Ordinary numbers into slots that nothing wrote, so that a timed pass reads no garbage."""
         for pools in self._layers.values():

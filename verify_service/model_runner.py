@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dspark.model.target import TargetTaps
 from dspark.native.attention import queries_up_to
+from dspark.pages import Slots
 from verify_service import paged_attention, rotation
 from verify_service.graphs import Graphs
-from verify_service.kv_block_pool import Slots
 from verify_service.kv_pool import KeyValuePool
 from verify_service.lean_model import Lean, make_lean
 from verify_service.paged_plan import arrays_of, exact_shape, paged_plan
@@ -54,9 +53,6 @@ class Runner(Protocol):
 
     def release(self, key: int) -> None:
         """Forgets a sequence."""
-
-    def copy(self, source: Slots, target: Slots) -> None:
-        """Keys and values of slots that are written, into others."""
 
     def fill(self, key: int, slots: Slots | Sequence[int], length: int) -> None:
         """Pretends that `length` tokens of a sequence were run, for timing only."""
@@ -149,16 +145,6 @@ class ModelRunner:
     @torch.inference_mode()
     def fill(self, key: int, slots: Slots | Sequence[int], length: int) -> None:
         self._pool.fill(torch.as_tensor(slots[:length], device=self.device))
-
-    @property
-    def likes_rows(self) -> bool:
-        """Whether a sequence whose slots lie in a row is cheaper than one whose do not."""
-        return self.device.type == "cpu" and self._kernel is None
-
-    @torch.inference_mode()
-    def copy(self, source: Slots, target: Slots) -> None:
-        """Keys and values of some slots into as many others."""
-        self._pool.copy(*(torch.as_tensor(np.asarray(slots), device=self.device) for slots in (source, target)))
 
     @torch.inference_mode()
     def record(self, sequences: int, tokens: int) -> None:

@@ -27,7 +27,6 @@ from verify_service.drafts import unsound
 from verify_service.feature_store import FeatureStore
 from verify_service.judging import Sampler, masks_of, shaper_of, told
 from verify_service.judging import unready as unready_params
-from verify_service.kv_block_pool import Slots
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.model_runner import Pass, Runner
 from verify_service.plan import Segment
@@ -61,7 +60,6 @@ class Prepared(NamedTuple):
     masks: list[Masks | Refusal | None]  # of what may come, of each item
     tokens: int  # of the items
     logit_rows: list[int] | None  # None: all
-    copies: Sequence[tuple[Slots, Slots]] = ()  # of keys and values, before it runs
 
     def without_drafts(self, places: Sequence[int]) -> Prepared:
         """The same pass, at whose end these items have drafted nothing."""
@@ -115,6 +113,9 @@ class PackedStep:
         self._rounds = 0
         self._ahead = runner.device.type != "cpu"
 
+    def forget(self, sequence: int) -> None:
+        self._runner.release(sequence)
+
     def unready(self, state: CachedSequence) -> Refusal | None:
         return unready_params(state)
 
@@ -161,15 +162,12 @@ class PackedStep:
             if stop == state.prompt_len:  # only the last token of a prompt is followed by a draw
                 logit_rows.append(row - 1)
         masks = [masks_of(state, item) for state, item in zip(states, items, strict=True)]
-        copies = [holdings.due_copy(chunk.state) for chunk in chunks if chunk.state.lent]
-        return Prepared(items, chunks, states, segments, cases, masks, tokens, logit_rows if chunks else None, copies)
+        return Prepared(items, chunks, states, segments, cases, masks, tokens, logit_rows if chunks else None)
 
     def execute(self, prepared: Prepared) -> Executed:
         """The pass, on any thread. Raises BatchFailed where the target did not run."""
         items, chunks = prepared.items, prepared.chunks
         try:
-            for source, target in prepared.copies:
-                self._runner.copy(source, target)
             result = self._runner.run(prepared.segments, prepared.logit_rows)
         except Exception as error:
             what = f"{len(items)} sequences, {len(chunks)} prompts, {prepared.tokens} tokens"
@@ -247,7 +245,6 @@ class PackedStep:
                 outcomes.append(self._commit_item(state, item, *decided, form))
         for chunk, scored, logits in zip(prepared.chunks, executed.scored, executed.last_logits, strict=True):
             if self._there(chunk.state):
-                holdings.copied(chunk.state)
                 _commit_chunk(chunk, scored)
                 holdings.keep_state(chunk.state)
                 if logits is not None:
@@ -279,9 +276,8 @@ class PackedStep:
             return failed(state.sequence, error)
         state.token_ids.extend(tokens)
         state.cached += 1 + accepted
-        through = state.cached if self._store is not None else 0
         state.round = item.cursor.round
-        return Verdict(item.cursor, accepted, next_token, through, len(item.draft_ids), item.spoilt, logprobs, form)
+        return Verdict(item.cursor, accepted, next_token, len(item.draft_ids), item.spoilt, logprobs, form)
 
     def _keep(self, executed: Executed) -> None:
         """Feature rows, made or owed: in one go, as a cohort has a row or two of each. Not of who has left since."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dspark.native.attention import Tables
-from verify_service.kv_block_pool import Slots
+from dspark.pages import Slots
 from verify_service.varlen import Kernel
 
 Indices = npt.NDArray[np.int64]

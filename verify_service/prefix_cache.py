@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from verify_service.kv_block_pool import KVBlockPool
+from dspark.pages import KVBlockPool
 
 
 class StateKeeper(Protocol):
@@ -39,10 +39,9 @@ class _Kept(NamedTuple):
 class PrefixCache:
     """One holder of pages among others."""
 
-    def __init__(self, pool: KVBlockPool, *, enabled: bool = True, most: int | None = None) -> None:
+    def __init__(self, pool: KVBlockPool, *, enabled: bool = True) -> None:
         self._pool, self._enabled = pool, enabled
         self.states: StateKeeper | None = None  # of a target whose state is no list of pages, before anything is kept
-        self._most = pool.total if most is None else most  # pages kept
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # least recently used first
 
     @property
@@ -82,7 +81,6 @@ class PrefixCache:
                     self._pool.give_up(kept.page)
             self._kept[name] = _Kept(page, rows)
         self._touch(names)
-        self.reclaim(len(self._kept) - self._most)
 
     def reclaim(self, pages: int) -> int:
         """Gives back up to so many pages that nobody else holds; returns how many."""

@@ -13,9 +13,11 @@ from typing import NamedTuple
 
 from dspark.rounds.control import Admission, Started
 from dspark.types import Cursor, Refusal, ScoredToken, scores_problem
+from verify_service.batch_runner import Grammar, PromptPrefill
+from verify_service.engine_core import EngineCore
 from verify_service.grammars.grammars import GrammarFailed, GrammarRefused, GrammarUnsupported
-from verify_service.interface import Grammar, PromptPrefill, Step, VerifyEnginePort
 from verify_service.sequences import failed, invalid
+from verify_service.under_way import UnderWay
 
 IDLE_S = 0.02  # without a round for so long nobody decodes
 LIVELY_S = 0.5  # after the last round somebody may decode again any moment: chunks stay short
@@ -43,7 +45,7 @@ class _Prompt:
 class Prompts:
     """Those of one owner."""
 
-    def __init__(self, engine: VerifyEnginePort, owner: int, wake: Callable[[], None]) -> None:
+    def __init__(self, engine: EngineCore, owner: int, wake: Callable[[], None]) -> None:
         """wake: has `collect` called soon; any thread may call it."""
         self._engine, self._owner, self._wake = engine, owner, wake
         self._waiting: dict[tuple[int, int], _Prompt] = {}
@@ -101,7 +103,7 @@ class Prompts:
         """When the next chunk gets a pass of its own, unless a round takes it along before; None: there is none."""
         return last_round + IDLE_S if self._waiting else None
 
-    def begin_chunk(self, last_round: float) -> Step | None:
+    def begin_chunk(self, last_round: float) -> UnderWay | None:
         """A pass of its own, under way; None where none can be. last_round: when one ended, in monotonic seconds.
         Raises what the engine raises."""
         short = time.monotonic() - last_round < LIVELY_S

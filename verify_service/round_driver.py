@@ -23,8 +23,9 @@ from dspark.rounds.events import (
     CallBackPrefill,
     CloseAtDrafter,
     DrafterEvent,
+    Drawn,
     OpenAtDrafter,
-    PassFailed,
+    PassEnded,
     Prefill,
     Prefilled,
     PrefillRefused,
@@ -43,12 +44,13 @@ from dspark.rounds.plan import Plan
 from dspark.runtime.worker import Worker
 from dspark.types import Refusal, RefusalReason
 from verify_service.drafters import Drafters
+from verify_service.engine_core import EngineCore
 from verify_service.feature_push import FeaturePush
-from verify_service.interface import Step, VerifyEnginePort
 from verify_service.prompts import IDLE_S, Began, Prompts
 from verify_service.round_news import RoundNews, Unsaid
 from verify_service.round_passes import RoundPasses, Running, StepJob
 from verify_service.row_feeds import RowFeeds
+from verify_service.under_way import UnderWay
 
 log = structlog.get_logger("dspark.rounds")
 
@@ -57,27 +59,13 @@ ENDS_S, LOOK_S = 10.0, 0.002  # for passes to end that a stream leaves behind, a
 Came = Callable[[], Iterable[Told | Plan]]  # on the device thread: what the loop is told of something that came
 
 
-class _Cache:
-    """Keeps `KVCache`: the engine's."""
-
-    def __init__(self, engine: VerifyEnginePort, freed: Callable[[int, int], None]) -> None:
-        self._engine, self._freed = engine, freed
-
-    def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
-        return self._engine.grow(sequence, epoch, committed_len, slots)
-
-    def free(self, sequence: int, epoch: int) -> None:
-        self._engine.release(sequence, epoch)
-        self._freed(sequence, epoch)
-
-
 class RoundDriver:
-    """say: takes news to the coordinator; failed: of a bug, behind which nothing goes on. Both are called on the event
-    loop."""
+    """Keeps `KVCache` for its loop. say: takes news to the coordinator; failed: of a bug, behind which nothing goes on.
+    Both are called on the event loop."""
 
     def __init__(
         self,
-        worker: Worker[VerifyEnginePort],
+        worker: Worker[EngineCore],
         push: FeaturePush,
         owner: int,
         say: Callable[[Sequence[Up]], None],
@@ -101,7 +89,7 @@ class RoundDriver:
         self._last_pass = 0.0
         config = self._engine.config
         waits = Waits(config.draft_deadline_s, config.drafter_patience_s)
-        self.rounds = RoundLoop(_Cache(self._engine, self._freed), waits)
+        self.rounds = RoundLoop(self, waits)
         self._prompts = Prompts(self._engine, owner, self._wake)
         self._feeds = RowFeeds(self._engine, push, self._events, self.tell)
         self._news = RoundNews(worker.device, self._events, self._surely, self._say_news)
@@ -174,7 +162,7 @@ class RoundDriver:
         self._over = True
         try:
             self._drafters.end()
-            self.rounds.feed(SessionLost(), time.monotonic())
+            self.rounds.feed_all([SessionLost()], time.monotonic())
         finally:
             self._inbox.clear()
             freed = self._engine.release_owner(self._owner)
@@ -218,7 +206,7 @@ class RoundDriver:
             running = self._passes.begin(run)
         except Exception as error:
             log.error("pass.not_begun", sequences=len(run.rows), exc_info=error)
-            self._more.append(PassFailed(run.number))
+            self._more.append(PassEnded(run.number, [Drawn(())] * len(run.rows)))
             return
         job = self._computed(running.step, lambda: self._pass_ended(running))
         self._device.post(job.judge_cohort, self._events)
@@ -238,12 +226,12 @@ class RoundDriver:
         self._device.post(self._computed(step, lambda: self._chunk_ended(step)).prefill_next, self._events)
         return True
 
-    def _chunk_ended(self, step: Step) -> Iterable[Told]:
+    def _chunk_ended(self, step: UnderWay) -> Iterable[Told]:
         judged = self._engine.end(step)
         self._worker.metrics.forward_seconds.labels(kind="prefill").observe(judged.forward_ns * 1e-9)
         return ()  # what it brought is news
 
-    def _computed(self, step: Step, end: Came) -> StepJob:
+    def _computed(self, step: UnderWay, end: Came) -> StepJob:
         """A job for the thread of passes."""
         self._under_way += 1
 
@@ -256,7 +244,7 @@ class RoundDriver:
 
         return StepJob(step, over)
 
-    def _after(self, step: Step, end: Came, bug: Exception | None) -> None:
+    def _after(self, step: UnderWay, end: Came, bug: Exception | None) -> None:
         """Ends the step whatever happened: what is held for it comes free."""
         self._under_way -= 1
         told: Iterable[Told | Plan] = ()
@@ -378,7 +366,11 @@ class RoundDriver:
         if event.what != "late":
             self._drafters.let_go(event.drafter)
 
-    def _freed(self, sequence: int, epoch: int) -> None:
+    def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
+        return self._engine.grow(sequence, epoch, committed_len, slots)
+
+    def free(self, sequence: int, epoch: int) -> None:
+        self._engine.release(sequence, epoch)
         admission = self._admitted.get(sequence)
         if admission is not None and admission.admit.epoch == epoch:
             del self._admitted[sequence]

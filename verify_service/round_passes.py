@@ -14,14 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.rounds.control import Admission, PassReport, Refused, Timing
-from dspark.rounds.events import Drawn, PassEnded, PassFailed, Report, RoundReport, RunPass, Told
+from dspark.rounds.events import Drawn, PassEnded, Report, RoundReport, RunPass, Told
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.spans import RoundSpans
 from dspark.runtime.telemetry import Metrics
 from dspark.types import NO_Q, Cursor, Refusal, ScoredToken, Verdict
+from verify_service.batch_runner import Judged
 from verify_service.drafters import Drafters, HeldBlock, OutstandingOrder
-from verify_service.interface import Judged, Step, VerifyEnginePort
+from verify_service.engine_core import EngineCore
 from verify_service.sequences import VerifyItem
+from verify_service.under_way import UnderWay
 
 REMEMBERED = 4  # passes that ended: of one whose sequences were all dropped nothing is reported
 
@@ -33,7 +35,7 @@ class Running(NamedTuple):
     cohort: int
     items: Sequence[VerifyItem]
     orders: Mapping[int, OutstandingOrder]  # whose blocks are in it, by number
-    step: Step
+    step: UnderWay
 
 
 class Ran(NamedTuple):
@@ -49,7 +51,7 @@ class StepJob:
     """A step on its way through the thread of passes, by the names of the device's jobs. over: is told there at its
     end what went wrong beside the passes, a bug."""
 
-    def __init__(self, step: Step, over: Callable[[Exception | None], None]) -> None:
+    def __init__(self, step: UnderWay, over: Callable[[Exception | None], None]) -> None:
         self._step, self._over = step, over
 
     def judge_cohort(self) -> None:
@@ -75,7 +77,7 @@ class RoundPasses:
 
     def __init__(
         self,
-        engine: VerifyEnginePort,
+        engine: EngineCore,
         rounds: RoundLoop,
         drafters: Drafters,
         admitted: dict[int, Admission],
@@ -110,7 +112,8 @@ class RoundPasses:
         """What the loop is told of it."""
         judged = self._engine.end(running.step)
         if running.step.failure is not None:
-            return [PassFailed(running.number)]
+            nothing = Drawn(())  # the device's fault, none of theirs
+            return [PassEnded(running.number, [nothing] * len(running.items))]
         spoilt: list[HeldBlock] = []
         sound: set[int] = set()  # orders
         verdicts: dict[int, Verdict] = {}

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from dspark.rounds.events import DrafterLost, DrafterReady, SendRows, Told
 from dspark.types import Cursor, Refusal
 from dspark.wire.v1 import features_pb2
+from verify_service.batch_runner import FeatureRun
+from verify_service.engine_core import EngineCore
 from verify_service.feature_push import BULK_ROWS, FeaturePush, Sink
-from verify_service.interface import FeatureRun, VerifyEnginePort
 
 AWAY_BYTES = 8 << 20  # on their way to one drafter, unacknowledged
 PATIENCE_S = 5.0  # without an acknowledgement, after which a drafter is given up
@@ -38,7 +39,7 @@ class RowFeeds:
 
     def __init__(
         self,
-        engine: VerifyEnginePort,
+        engine: EngineCore,
         push: FeaturePush,
         loop: asyncio.AbstractEventLoop,
         tell: Callable[[Callable[[], Sequence[Told]]], None],
@@ -101,7 +102,7 @@ class RowFeeds:
                 feed.next = last
 
     def _hand_over(self, sink: Sink, run: FeatureRun) -> None:
-        self._push.push(sink, [run])
+        self._push.push(sink, run)
 
     # What became of them; called on the event loop.
 

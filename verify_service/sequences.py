@@ -67,7 +67,6 @@ class CachedSequence:
     spared: int = 0  # prompt tokens that were found computed
     alike: int = 0  # prompt tokens up to where one before it went another way, where states are kept
     kept_state: int = 0  # prompt tokens of the longest state that is kept of it
-    lent: Sequence[int] = ()  # pages of others, whose keys and values its first pass copies into its own
     token_ids: list[int] = field(default_factory=list)  # committed, the anchor last
     cached: int = 0  # tokens whose keys and values are there
     anchored: bool = False  # whether the first anchor has been drawn

@@ -12,8 +12,8 @@ from dspark.runtime.worker import Worker
 from dspark.wire import codec
 from dspark.wire.v1 import types_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.control_stream import ControlStream
+from verify_service.engine_core import EngineCore
 from verify_service.feature_push import FeaturePush
-from verify_service.interface import VerifyEnginePort
 
 NAME = "dspark.wire.v1.Verify"
 
@@ -21,7 +21,7 @@ NAME = "dspark.wire.v1.Verify"
 class VerifyService(verify_pb2_grpc.VerifyServicer):
     """Answers Describe and Control."""
 
-    def __init__(self, worker: Worker[VerifyEnginePort], push: FeaturePush) -> None:
+    def __init__(self, worker: Worker[EngineCore], push: FeaturePush) -> None:
         self._worker, self._push = worker, push
 
     async def Describe(

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from dspark.errors import CheckpointError
 from dspark.model.target import TargetTaps, beyond_keys, cache_argument, returned_cache, takes_positions
+from dspark.pages import Slots
 from verify_service import rotation
 from verify_service.kept_state import REPLAYED_AT_MOST, KeptState, copied, form, joined, parted
-from verify_service.kv_block_pool import Slots
 from verify_service.model_runner import Pass
 from verify_service.plan import Segment
 
@@ -96,9 +96,6 @@ class StatefulRunner:
     def begin(self, key: int, cache: Any, length: int) -> None:
         """A sequence begins behind so many tokens, with what was made of them; the cache stays as it is."""
         self._states[key] = {0: KeptState(lambda: copied(cache), cut=self._cut, length=length)}
-
-    def copy(self, source: Slots, target: Slots) -> None:
-        raise NotImplementedError("nothing here lies in slots")
 
     @torch.inference_mode()
     def fill(self, key: int, slots: Slots | Sequence[int], length: int) -> None:

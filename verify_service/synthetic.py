@@ -16,21 +16,19 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dspark.pages import Slots
 from dspark.runtime.cost_store import Curve
 from dspark.synthetic.oracle import Ints, SyntheticOracle
 from dspark.synthetic.pace import Pace
-from dspark.synthetic.rows import DTYPE, SyntheticRows, row_values
+from dspark.synthetic.rows import DTYPE, row_values
 from dspark.synthetic.spec import SyntheticSpec, load_spec
 from dspark.types import Constraint, Cursor, Draws, Refusal, SamplingParams, Verdict
 from dspark.wire.orders import PackedRows
-from verify_service.batch_runner import PromptChunk, Stepped
-from verify_service.batches import Batches
+from verify_service.batch_runner import Grammar, PromptChunk, Stepped
 from verify_service.config import KV_TOKENS, VerifyConfig
 from verify_service.drafts import unsound
 from verify_service.engine_core import EngineCore
 from verify_service.grammars.grammars import GrammarUnsupported
-from verify_service.interface import Grammar
-from verify_service.kv_block_pool import Slots
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.sequences import CachedSequence, VerifyItem, invalid, unknown
 
@@ -69,10 +67,6 @@ class SyntheticRowStore:
         return PackedRows(
             DTYPE, len(slots), self.width, row_values(self.get(slots), self.width).reshape(-1).data.cast("B")
         )
-
-    def run(self, state: CachedSequence, start: int, token_ids: list[int], slots: Slots) -> SyntheticRows:
-        first = int(self.get(slots[:1])[0]) if len(slots) else 0
-        return SyntheticRows(state.sequence, state.epoch, start, token_ids, first, self.width)
 
 
 class SyntheticBatch(NamedTuple):
@@ -171,8 +165,7 @@ class SyntheticStep:
             grown.append((state, said))
             state.round = item.cursor.round
             drafted = len(item.draft_ids)
-            through = state.cached + len(said)
-            outcomes.append(Verdict(item.cursor, len(said) - 1, said[-1], through, drafted, item.spoilt))
+            outcomes.append(Verdict(item.cursor, len(said) - 1, said[-1], drafted, item.spoilt))
         grown += [
             (each.state, each.token_ids) for each in batch.chunks if states.get(each.state.sequence) is each.state
         ]
@@ -204,7 +197,7 @@ def _index(slots: Slots | Sequence[int]) -> slice | Ints:
 
 
 class SyntheticVerifyEngine(EngineCore):
-    """Keeps `VerifyEnginePort` with batches that sleep. No prefix is kept: every prompt takes its time."""
+    """An engine whose batches sleep. No prefix is kept: every prompt takes its time."""
 
     attention_path = "synthetic"
     attention_reason = "no weights are here"
@@ -221,10 +214,9 @@ class SyntheticVerifyEngine(EngineCore):
         holdings = KVCacheManager(
             pages=pages, page_size=config.page_size, most=config.max_sequences, store=store, keep_prefixes=False
         )
-        self._step = SyntheticStep(spec, holdings, store)
+        self._sleeper = SyntheticStep(spec, holdings, store)
         config = dataclasses.replace(config, target=config.target or "synthetic")
-        batches = Batches(self._step, holdings, config, spec.vocabulary, self.device, self._step.forget)
-        super().__init__(config, version, holdings, batches)
+        super().__init__(config, version, holdings, self._sleeper)
 
     @staticmethod
     def load(config: VerifyConfig) -> SyntheticVerifyEngine:
@@ -252,7 +244,7 @@ class SyntheticVerifyEngine(EngineCore):
         waits = state is not None and not state.anchored and state.cached >= state.prompt_len
         if state is None or not waits or (epoch is not None and epoch != state.epoch):
             return unknown(Cursor(sequence, epoch or 0, 0, 0))
-        anchor = self._step.first_token(state)
+        anchor = self._sleeper.first_token(state)
         state.token_ids.append(anchor)
         state.anchored = True
         return anchor

@@ -17,8 +17,17 @@ import numpy.typing as npt
 import structlog
 
 from dspark.types import Draws, Refusal, RefusalReason, Verdict
-from verify_service.batch_runner import BatchFailed, BatchRunner, ExecutedBatch, PreparedBatch, PromptChunk, spoil
-from verify_service.interface import Judged, Progress, PromptPrefill
+from verify_service.batch_runner import (
+    BatchFailed,
+    BatchRunner,
+    ExecutedBatch,
+    Judged,
+    PreparedBatch,
+    Progress,
+    PromptChunk,
+    PromptPrefill,
+    spoil,
+)
 from verify_service.sequences import CachedSequence, VerifyItem
 
 log = structlog.get_logger("dspark.verify")
@@ -79,7 +88,7 @@ class UnderWay:
             self._error = error
             log.error("pass.failed", sequences=len(indices), prompts=len(prepared.chunks), exc_info=error)
             places = range(len(indices))
-            parts = ([places] if indices else []) if prepared.chunks else _halves(places)  # what rode goes no further
+            parts = ([places] if indices else []) if prepared.chunks else halves(places)  # what rode goes no further
         except Exception as error:  # a bug behind the pass
             self._error = error
             log.error("step.failed", sequences=len(indices), prompts=len(prepared.chunks), exc_info=error)
@@ -126,7 +135,7 @@ def _states(prepared: PreparedBatch) -> list[CachedSequence]:
     return [*prepared.states, *(chunk.state for chunk in prepared.chunks)]
 
 
-def _halves(batch: Sequence[int]) -> list[Sequence[int]]:
+def halves(batch: Sequence[int]) -> list[Sequence[int]]:
     """Nothing of a batch of one: it cannot be told apart from itself."""
     middle = len(batch) // 2
     return [batch[:middle], batch[middle:]] if middle else []

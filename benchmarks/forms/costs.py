@@ -22,10 +22,10 @@ from dspark.decoding.masking import mask
 from dspark.model.checkpoint import load_target
 from dspark.model.location import locate
 from dspark.types import Constraint, ConstraintKind
+from verify_service.batch_runner import Grammar
 from verify_service.grammars.compiling import checked, make_compiler
 from verify_service.grammars.compiling import compiled as compile_form
 from verify_service.grammars.grammars import Grammars
-from verify_service.interface import Grammar
 
 SLOTS = 5
 MASK_MS, FIRST_MS = 0.3, 200.0

@@ -162,7 +162,7 @@ class SimulatedVerifier(SimulatedWorker):
         if self._tick is not None:
             self._tick.cancel()
         due = self._rounds.next_at()
-        self._tick = None if due is None else self.world.loop.call_at(due, self._feed, events.Tick())
+        self._tick = None if due is None else self.world.loop.call_at(due, self._feed)
 
     def _say(self) -> None:
         news, self._news[:] = tuple(self._news), []

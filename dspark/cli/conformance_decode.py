@@ -177,7 +177,7 @@ class _Turn:
             self._draft.release(sequence, 1)
 
     def _open(self, run: CaseRun) -> None:
-        from verify_service.interface import PromptPrefill
+        from verify_service.batch_runner import PromptPrefill
 
         cursor = run.cursor
         longest = self._verify.target.context_length  # as of a request without a limit

@@ -21,6 +21,7 @@ from dspark.model.calibration import BUCKETS, FILE_NAME, RULES, Calibration, Slo
 from dspark.model.config import CONFIG_NAME
 from dspark.model.weights_file import weight_files
 from dspark.types import Cursor, Refusal
+from dspark.wire.v1 import types_pb2
 
 PAGE = 4  # tokens, so that every sequence has many pages
 PREFILL_CHUNK, RIDING = 16, 8  # prompt tokens of a pass by itself, and beside a round
@@ -116,7 +117,7 @@ def send_rows(draft: Any, rows: Any) -> None:
         raise CheckpointError("the verifier made no feature rows")
     count = len(rows.token_ids)
     if count:
-        told = draft.read_rows(rows.message(0, count), count)
+        told = draft.read_rows(types_pb2.TensorChunk(**rows.rows.chunk()), count)
         served(draft.ingest(rows.sequence, rows.epoch, rows.start, rows.token_ids, told))
 
 

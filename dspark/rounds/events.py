@@ -102,7 +102,7 @@ class DrafterReady(NamedTuple):
 class Drawn(NamedTuple):
     """What a pass drew for one of its rows."""
 
-    tokens: tuple[int, ...]  # the accepted ones and the target's own; none where it could not be judged
+    tokens: tuple[int, ...]  # the accepted ones and the target's own; none where nothing was drawn
     forced: tuple[bool, ...] = ()  # see `InForm`
     forbidden: bool = False
     spoilt: bool = False  # its block cannot have been drafted, and counted as empty
@@ -117,18 +117,8 @@ class PassEnded(NamedTuple):
     drawn: Sequence[Drawn]  # a row for each of the pass's
 
 
-class PassFailed(NamedTuple):
-    """Nothing was drawn."""
-
-    number: int
-
-
 class SessionLost(NamedTuple):
     """The coordinator is gone; so is everything that was held for it."""
-
-
-class Tick(NamedTuple):
-    """Time went on."""
 
 
 # Actions out. They are to be carried out in order.
@@ -258,9 +248,7 @@ Told = (
     | DrafterLost
     | DrafterReady
     | PassEnded
-    | PassFailed
     | SessionLost
-    | Tick
 )
 Action = (
     Prefill

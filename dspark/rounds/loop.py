@@ -31,7 +31,6 @@ from dspark.rounds.events import (
     How,
     Keep,
     PassEnded,
-    PassFailed,
     Prefill,
     Prefilled,
     PrefillRefused,
@@ -40,7 +39,6 @@ from dspark.rounds.events import (
     Report,
     RoundReport,
     SessionLost,
-    Tick,
     Told,
     Why,
 )
@@ -75,7 +73,7 @@ REMEMBERED = 1 << 16  # sequences whose last epoch is known after they are gone
 
 
 class RoundLoop:
-    """`feed` it what happened; carry out what it returns, in order."""
+    """Feed it what happened; carry out what it returns, in order."""
 
     def __init__(self, cache: KVCache, waits: Waits | None = None) -> None:
         self.plan = Plan()
@@ -98,22 +96,17 @@ class RoundLoop:
             DrafterLost: self._drafter_lost,
             DrafterReady: self._drafter_ready,
             PassEnded: self._pass_ended,
-            PassFailed: self._pass_failed,
             SessionLost: self._session_lost,
             Plan: self._planned,
-            Tick: self._tick,
         }
 
-    def feed(self, told: Told | Plan, now: float) -> list[Action]:
-        """now: seconds, never falling."""
-        return self.feed_all((told,), now)
-
     def feed_all(self, told: Sequence[Told | Plan], now: float) -> list[Action]:
-        """Everything that came together, so that what it sets free goes on together."""
+        """Everything that came together, if anything did, so that what it sets free goes on together. now: seconds,
+        never falling."""
         self._out = []
         for each in told:
             self._handlers[type(each)](each, now)
-        self._tick(None, now)
+        self._look_at_the_clock(now)
         self._go_on(now)
         return self._out
 
@@ -121,7 +114,7 @@ class RoundLoop:
         self._out.append(action)
 
     def next_at(self) -> float | None:
-        """When a Tick is due, if nothing else comes before."""
+        """When it is to be fed again, if nothing comes before."""
         due = [at for at in (self._orders.next_at(), self._patient_until) if at is not None]
         return min(due, default=None)
 
@@ -249,20 +242,6 @@ class RoundLoop:
             number, epoch, round, before, said, drawn.accepted, verified, block, why, drafter, forced, drawn.forbidden
         )
 
-    def _pass_failed(self, told: PassFailed, now: float) -> None:
-        self.counts["pass that failed"] += 1
-        held = self._passes.rows(told.number)
-        leaving, again = self._passes.failed(told.number)
-        for sequence in held:
-            if sequence.state is GONE:
-                self._leaving.free(sequence)
-        self._out.extend(again)
-        for sequence in leaving:
-            if sequence.state is RUNNING:
-                sequence.apply(FAILED)
-                sequence.leaving = Why.FAILED
-            self._leaving.settled(sequence)
-
     # From drafters.
 
     def _blocks_came(self, told: BlocksCame, now: float) -> None:
@@ -311,7 +290,7 @@ class RoundLoop:
         if sequence is not None and not feeding.came(sequence, told):
             self.counts["rows of no use"] += 1
 
-    def _tick(self, told: Tick | None, now: float) -> None:
+    def _look_at_the_clock(self, now: float) -> None:
         for number, drafter, rows in self._orders.late(now):
             self._lose_blocks(number, rows, "late")
             self._ask(DrafterEvent(drafter, "late"))

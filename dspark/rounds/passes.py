@@ -2,8 +2,7 @@
 
 Invariant R3, no peeking: prefixes follow from frozen terms (`plan.prefixes`), and pages are asked for oldest first, so
 a prefix is cut to the pages there are, whatever its own total. Invariant R6: a verdict that was drawn is reported. When
-pages run out the youngest sequence settles; what a failed pass was to draw was not drawn, so its rows go again with the
-same prefixes and fewer beside them.
+pages run out the youngest sequence settles.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Protocol
 
 from dspark.rounds.events import PassRow, RunPass
 from dspark.rounds.plan import prefixes
-from dspark.rounds.state import GONE, PASS_BEGAN, PASS_FAILED, READY, RUNNING, SETTLING, SequenceState
+from dspark.rounds.state import PASS_BEGAN, READY, SequenceState
 
 
 class KVCache(Protocol):
@@ -43,7 +42,7 @@ class _Pass:
 
 
 class Passes:
-    """Passes that are asked for and not ended: one of each cohort, or, once one failed, its parts."""
+    """Passes that are asked for and not ended, one of each cohort at most."""
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
@@ -65,7 +64,16 @@ class Passes:
             if self._pages(sequence, slots, make_room):
                 taken.append(sequence)
         taken = [sequence for sequence in taken if sequence.state is READY]  # the youngest may have made room
-        return self._run(cohort, taken) if taken else None
+        if not taken:
+            return None
+        self._last += 1
+        self._running[self._last] = _Pass(cohort, taken)
+        asked = []
+        for each in taken:
+            each.apply(PASS_BEGAN)
+            at = (each.number, each.epoch, each.round, each.committed_len, each.anchor)
+            asked.append(PassRow(*at, each.order, each.row, each.prefix))
+        return RunPass(self._last, asked)
 
     def _pages(self, sequence: SequenceState, slots: int, make_room: MakesRoom) -> bool:
         while sequence.state is READY:
@@ -77,20 +85,6 @@ class Passes:
                 break
         return False
 
-    def _run(self, cohort: int, rows: Sequence[SequenceState]) -> RunPass:
-        self._last += 1
-        self._running[self._last] = _Pass(cohort, rows)
-        asked = []
-        for each in rows:
-            each.apply(PASS_BEGAN)
-            at = (each.number, each.epoch, each.round, each.committed_len, each.anchor)
-            asked.append(PassRow(*at, each.order, each.row, each.prefix))
-        return RunPass(self._last, asked)
-
-    def rows(self, number: int) -> Sequence[SequenceState]:
-        """Of a pass that has not ended, in their order."""
-        return self._running[number].rows
-
     def hold(self, sequence: SequenceState) -> bool:
         """Whether a pass that has not ended holds it."""
         return any(sequence in each.rows for each in self._running.values())
@@ -98,17 +92,3 @@ class Passes:
     def ended(self, number: int) -> Sequence[SequenceState]:
         """The rows of a pass, in their order."""
         return self._running.pop(number).rows
-
-    def failed(self, number: int) -> tuple[list[SequenceState], list[RunPass]]:
-        """(who goes no further, the passes that are tried instead). Whoever was alone in it goes no further, nor does
-        whoever was to leave after it."""
-        failed = self._running.pop(number)
-        if len(failed.rows) == 1:
-            return [each for each in failed.rows if each.state is not GONE], []
-        staying = [each for each in failed.rows if each.state is RUNNING]
-        for each in staying:
-            each.apply(PASS_FAILED)
-        middle = (len(staying) + 1) // 2 if len(staying) == len(failed.rows) else len(staying)
-        halves = [half for half in (staying[:middle], staying[middle:]) if half]
-        leaving = [each for each in failed.rows if each.state is SETTLING]
-        return leaving, [self._run(failed.cohort, half) for half in halves]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dspark.rounds.bounds import kept
 from dspark.rounds.events import Why
@@ -39,7 +40,6 @@ class Event(enum.Enum):
     PASS_BEGAN = "put into a pass"
     STARVED = "out of pages"
     JUDGED = "judged"
-    PASS_FAILED = "in a pass that failed"  # it goes again with fewer beside it
     FAILED = "in a pass of its own that failed"
     SETTLE = "told to settle"
     SETTLED = "settled"
@@ -52,7 +52,7 @@ class Event(enum.Enum):
 PREFILL, IDLE, ORDERED, READY, RUNNING, HELD, SETTLING, GONE = State
 (
     PREFILLED, REFUSED, HELD_BACK, LET_GO_ON, ORDER_SENT, LEFT_PLAIN, BLOCK_CAME, BLOCK_LOST,
-    PASS_BEGAN, STARVED, JUDGED, PASS_FAILED, FAILED, SETTLE, SETTLED, DROPPED,
+    PASS_BEGAN, STARVED, JUDGED, FAILED, SETTLE, SETTLED, DROPPED,
 ) = Event  # fmt: skip
 
 NEXT: dict[tuple[State, Event], State] = {
@@ -70,7 +70,6 @@ NEXT: dict[tuple[State, Event], State] = {
     (READY, STARVED): IDLE,
     (READY, SETTLE): GONE,
     (RUNNING, JUDGED): IDLE,
-    (RUNNING, PASS_FAILED): READY,
     (RUNNING, FAILED): SETTLING,
     (RUNNING, SETTLE): SETTLING,
     (HELD, LET_GO_ON): IDLE,
@@ -86,64 +85,36 @@ class UnlistedEvent(RuntimeError):
     """A bug: an event arrived in a state that does not know it."""
 
 
+@dataclass(slots=True, eq=False)
 class SequenceState:
     """Where one sequence stands at its verifier."""
 
-    __slots__ = (
-        "_stop_ids",
-        "acked",
-        "anchor",
-        "asked",
-        "block",
-        "committed_len",
-        "drafter",
-        "epoch",
-        "feeding",
-        "full",
-        "held_at",
-        "leaving",
-        "number",
-        "order",
-        "ordered_len",
-        "prefix",
-        "ready",
-        "room",
-        "round",
-        "row",
-        "rows_sent",
-        "starved",
-        "state",
-        "terms",
-        "why_empty",
-    )
-
-    def __init__(self, number: int, epoch: int, prompt_len: int, room: int, stop_ids: frozenset[int]) -> None:
-        self.number, self.epoch = number, epoch
-        self.state = PREFILL
-        self.round = 0  # rounds reported in this epoch, the prefill included
-        self.acked = 0  # of those, rounds acknowledged
-        self.committed_len = prompt_len  # with the anchor, once there is one
-        self.anchor = -1
-        self.room = room  # tokens the answer may still grow by
-        self.full = False  # a stop token or the length ended it
-        self.held_at = 0.0  # when it was last held
-        self._stop_ids = stop_ids
-        self.drafter = 0  # who holds its context; 0: nobody
-        self.rows_sent = 0  # feature rows that drafter has, without a gap
-        self.feeding = 0  # who is being sent its context
-        self.ready: tuple[int, int] | None = None  # (drafter, rows) that came in full, taken over between rounds
-        self.ordered_len = -1  # `committed_len` of the last round that asked for a block, or might have
-        self.starved = False  # waits for somebody to give back pages
-        self.leaving: Why | None = None  # why it settles, if the coordinator did not ask for it
-        self._next_round()
-
-    def _next_round(self) -> None:
-        self.order, self.row = 0, 0  # the open order and its place in it
-        self.asked = 0  # who was asked for the block of this round; 0: nobody
-        self.terms: Terms = PLAIN  # frozen when the order is sent
-        self.block: Sequence[float] = ()  # confidences of the drafted slots that may count
-        self.why_empty = ""
-        self.prefix = 0
+    number: int
+    epoch: int
+    committed_len: int  # with the anchor, once there is one
+    room: int  # tokens the answer may still grow by
+    stop_ids: frozenset[int]
+    state: State = PREFILL
+    round: int = 0  # rounds reported in this epoch, the prefill included
+    acked: int = 0  # of those, rounds acknowledged
+    anchor: int = -1
+    full: bool = False  # a stop token or the length ended it
+    held_at: float = 0.0  # when it was last held
+    drafter: int = 0  # who holds its context; 0: nobody
+    rows_sent: int = 0  # feature rows that drafter has, without a gap
+    feeding: int = 0  # who is being sent its context
+    ready: tuple[int, int] | None = None  # (drafter, rows) that came in full, taken over between rounds
+    ordered_len: int = -1  # `committed_len` of the last round that asked for a block, or might have
+    starved: bool = False  # waits for somebody to give back pages
+    leaving: Why | None = None  # why it settles, if the coordinator did not ask for it
+    # Of the round that comes next:
+    order: int = 0  # that is open, and its place in it
+    row: int = 0
+    asked: int = 0  # who was asked for its block; 0: nobody
+    terms: Terms = PLAIN  # frozen when the order is sent
+    block: Sequence[float] = ()  # confidences of the drafted slots that may count
+    why_empty: str = ""
+    prefix: int = 0
 
     def apply(self, event: Event) -> None:
         """Moves on."""
@@ -168,11 +139,12 @@ class SequenceState:
 
     def commit(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Moves the cursor over what a round or the prefill drew; what lies behind the end was never said."""
-        count, self.full = kept(tokens, self.room, self._stop_ids)
+        count, self.full = kept(tokens, self.room, self.stop_ids)
         said = tuple(tokens[:count])
         self.committed_len += count
         self.room -= count
         self.anchor = said[-1] if said else self.anchor
         self.round += 1
-        self._next_round()
+        self.order = self.row = self.asked = self.prefix = 0
+        self.terms, self.block, self.why_empty = PLAIN, (), ""
         return said

@@ -29,22 +29,24 @@ class Outbox(Generic[E]):
         self._events: asyncio.Queue[E | None] = asyncio.Queue(MAX_EVENTS)
         self._overrun = False
 
-    def put(self, event: E) -> None:
-        """The next message."""
-        self._put(event)
+    async def until(self, *ends: asyncio.Future[None]) -> AsyncGenerator[E, None]:
+        """Messages until one of these is over, whose error is raised; the others are cancelled. Raises Overloaded where
+        the peer did not read."""
+        for each in ends:
+            each.add_done_callback(lambda _: self.put(None))
+        try:
+            while (event := await self._events.get()) is not None:
+                yield event
+            if self._overrun:
+                raise Overloaded("events were not read", retry_after_s=1.0)
+            for each in (await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED))[0]:
+                each.result()  # why it ended
+        finally:
+            for each in ends:
+                each.cancel()
 
-    def end(self) -> None:
-        """Nothing more comes."""
-        self._put(None)
-
-    async def events(self) -> AsyncGenerator[E, None]:
-        """Until the end. Raises Overloaded where the peer did not read."""
-        while (event := await self._events.get()) is not None:
-            yield event
-        if self._overrun:
-            raise Overloaded("events were not read", retry_after_s=1.0)
-
-    def _put(self, event: E | None) -> None:
+    def put(self, event: E | None) -> None:
+        """The next message; None: there is none."""
         try:
             self._events.put_nowait(event)
         except asyncio.QueueFull:

@@ -6,9 +6,6 @@ a drafter learns what its tokens hang on, as a real one does from hidden states.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -20,23 +17,6 @@ from dspark.wire.v1 import types_pb2
 DTYPE = "bfloat16"
 
 Values = npt.NDArray[np.uint16]  # bits of bfloat16: nobody computes with them
-
-
-@dataclass(frozen=True, slots=True)
-class SyntheticRows:
-    """Rows of consecutive positions of one sequence, with the token at each."""
-
-    sequence: int
-    epoch: int
-    start: int
-    token_ids: Sequence[int]
-    first_token: int
-    width: int
-
-    def message(self, first: int, last: int) -> types_pb2.TensorChunk:
-        """Rows first .. last - 1 as they travel."""
-        values = row_values(np.full(max(last - first, 0), self.first_token), self.width)
-        return types_pb2.TensorChunk(dtype=DTYPE, shape=values.shape, data=values.tobytes())
 
 
 def row_values(first_tokens: Ints, width: int) -> Values:

@@ -30,6 +30,12 @@ class PackedRows(NamedTuple):
     width: int
     data: bytes | memoryview  # of bytes; copied once, into messages
 
+    def chunk(self, first: int = 0, rows: int | None = None) -> dict[str, Any]:
+        """The fields of a `TensorChunk` of so many rows, or of all."""
+        each, count = len(self.data) // max(self.rows, 1), self.rows - first if rows is None else rows
+        data = bytes(self.data[first * each : (first + count) * each])
+        return {"dtype": self.dtype, "shape": [count, self.width], "data": data}
+
 
 class Order(NamedTuple):
     """One round of a cohort. Columns of n values but for `token_ids`."""
@@ -71,17 +77,9 @@ def write_order(
 def _parts(features: PackedRows | None) -> list[dict[str, Any] | None]:
     if features is None:
         return [None]
-    dtype, rows, width, data = features
-    each = len(data) // rows
-    step = rows if len(data) <= PART else max(PART // each, 1)
-    return [
-        {
-            "dtype": dtype,
-            "shape": [min(step, rows - first), width],
-            "data": bytes(data[first * each : (first + step) * each]),
-        }
-        for first in range(0, rows, step)
-    ]
+    rows, size = features.rows, len(features.data)
+    step = rows if size <= PART else max(PART * rows // size, 1)
+    return [features.chunk(first, min(step, rows - first)) for first in range(0, rows, step)]
 
 
 def read_order(message: draft_pb2.Order) -> Order:

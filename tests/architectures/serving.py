@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from dspark.types import Cursor, Refusal, SamplingParams, SparseQ, Verdict
+from verify_service.batch_runner import PromptPrefill
 from verify_service.engine import VerifyEngine
-from verify_service.interface import PromptPrefill
 from verify_service.sequences import VerifyItem
 
 MOST_RIGHT = MOST_WRONG = 7  # tokens of a draft

@@ -168,10 +168,9 @@ class CellMachine(RuleBasedStateMachine):
             if name in self.down:
                 continue
             engine = self.cell.processes[name].engine
-            holdings, leaving = engine._holdings, engine._batches._leaving  # at the end of their passes
+            holdings, leaving = engine._holdings, engine._leaving  # at the end of their passes
             pool, states = holdings.pool, [*holdings.states.values(), *leaving.values()]
             held = Counter(page for table in pool._tables.values() for page in table.pages)
-            held.update(page for state in states for page in state.lent)
             held.update(kept.page for kept in holdings.prefixes._kept.values())
             assert [held[page] for page in range(pool.total)] == pool._holders.tolist(), "a page has who holds it"
             assert pool.free == sum(held[page] == 0 for page in range(pool.total))

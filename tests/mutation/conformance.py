@@ -30,7 +30,7 @@ CONFORMANCE = [
         ),
     ),
     *in_file(
-        "verify_service/batches.py",
+        "verify_service/engine_core.py",
         (
             "conformance: prompt ids plus one in the served prefill",
             "ids = prefill.token_ids[start:stop]",
@@ -39,21 +39,12 @@ CONFORMANCE = [
         ),
     ),
     *in_file(
-        "verify_service/kv_block_pool.py",
+        "dspark/pages.py",
         (
-            "conformance: slots of a verifier's scattered pages read backwards",
+            "conformance: slots of scattered pages read backwards",
             "return table.slots[start:stop]",
             "return table.slots[start:stop][::-1]",
             CASES,
-        ),
-    ),
-    *in_file(
-        "dspark/pages.py",
-        (
-            "conformance: slots of a drafter's scattered pages read backwards",
-            "            before += length\n        return found",
-            "            before += length\n        return found[::-1]",
-            PAIRED,
         ),
     ),
     *in_file(

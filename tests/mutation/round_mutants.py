@@ -219,12 +219,6 @@ MUTANTS: list[Mutant] = [
             "sorted(ready, key=lambda sequence: -sequence.number)",
             R3,
         ),
-        (
-            "R6: a pass that failed loses the other half",
-            "for half in (staying[:middle], staying[middle:]) if half]",
-            "for half in (staying[:middle],) if half]",
-            (f"{L}a_pass_that_failed_goes_again_in_halves_with_the_same_prefixes",),
-        ),
     ),
     *in_file(
         "dspark/rounds/state.py",
@@ -370,10 +364,19 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     *in_file(
-        "verify_service/batches.py",
+        "verify_service/under_way.py",
+        (
+            "a pass that failed loses the other half",
+            "return [batch[:middle], batch[middle:]] if middle else []",
+            "return [batch[:middle]] if middle else []",
+            (f"{U}a_pass_that_fails_is_tried_again_though_one_in_it_has_left",),
+        ),
+    ),
+    *in_file(
+        "verify_service/engine_core.py",
         (
             "pages of who leaves in the middle of a pass are free at once",
-            "if self._busy.get(state.sequence) is state:",
+            "if self._busy.get(sequence) is state:",
             "if False:",
             (f"{U}who_leaves_in_the_middle_of_a_pass_frees_its_pages_when_it_has_ended_and_harms_nobody",),
         ),
@@ -385,8 +388,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "a prompt is in two passes at once",
-            "waiting = [each for each in self.line if each.sequence not in self._busy]",
-            "waiting = list(self.line)",
+            "able = [each for each in self.line if each.sequence not in self._busy]",
+            "able = list(self.line)",
             (f"{U}a_prompt_is_in_one_pass_at_a_time_and_others_ride_meanwhile",),
         ),
         (

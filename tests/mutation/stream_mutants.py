@@ -223,11 +223,11 @@ STREAMS: list[Mutant] = [
         ),
     ),
     *in_file(
-        "verify_service/batches.py",
+        "verify_service/engine_core.py",
         (
             "prompts stay in line when their session has ended",
-            "self.line = deque(each for each in self.line if each.owner != owner)",
-            "pass",
+            "        self.line = deque(each for each in self.line if each.owner != owner)\n",
+            "",
             (f"{U}prompts_in_line_go_with_their_session_and_their_numbers_are_free",),
         ),
         (

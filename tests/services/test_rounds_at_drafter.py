@@ -26,7 +26,7 @@ from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import open_channel
 from dspark.runtime.identity import write_token
 from dspark.synthetic.oracle import SyntheticOracle
-from dspark.synthetic.rows import DTYPE, SyntheticRows, row_values
+from dspark.synthetic.rows import DTYPE, row_values
 from dspark.types import Block, Cursor, EmptyReason, RefusalReason, SamplingParams
 from dspark.wire import codec, orders
 from dspark.wire.blocks import read_blocks
@@ -118,12 +118,12 @@ def written(number: int, *rows: OrderRow, first_token: int = 5) -> list[draft_pb
     """As a verifier writes it: all rows from `first_row` on travel."""
     counts = [each.committed_len - 1 - each.first_row for each in rows]
     total = sum(counts)
-    features = (
-        orders.PackedRows(DTYPE, total, WIDTH, row_values(np.full(total, first_token), WIDTH).tobytes())
-        if total
-        else None
-    )
+    features = packed(total, first_token) if total else None
     return list(orders.write_order(number, rows, counts, [1] * total, features))
+
+
+def packed(count: int, first_token: int) -> orders.PackedRows:
+    return orders.PackedRows(DTYPE, count, WIDTH, row_values(np.full(count, first_token), WIDTH).tobytes())
 
 
 def truth(first_token: int, start: int, count: int, engine: Any) -> list[int]:
@@ -149,13 +149,13 @@ async def test_rows_and_order_are_one_message_and_the_block_follows(drafter: Any
 
 async def test_the_mask_of_a_first_slot_is_its_own_sequence_s(drafter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, bytes]] = []
-    drafts = drafter.engine.timed_draft
+    drafts = drafter.engine.draft
 
-    def timed_draft(items: Any) -> Any:
+    def draft(items: Any) -> Any:
         seen.extend((item.anchor, item.mask) for item in items)
         return drafts(items)
 
-    monkeypatch.setattr(drafter.engine, "timed_draft", timed_draft)
+    monkeypatch.setattr(drafter.engine, "draft", draft)
     async with RoundsCall(drafter) as call:
         await call.hear()
         for sequence in (1, 3):
@@ -223,7 +223,7 @@ async def test_bulk_rows_find_the_context_of_their_verifier_and_are_acknowledged
                     source_incarnation=verifier,
                     projection=drafter.engine.projection,
                     runs=[run],
-                    rows=SyntheticRows(4, 1, 0, [], 5, WIDTH).message(0, 60),
+                    rows=types_pb2.TensorChunk(**packed(60, 5).chunk()),
                 )
             )
         await push.done_writing()
@@ -476,7 +476,7 @@ async def test_a_drafter_whose_passes_fail_says_that_it_does_not_serve(
         await call.hear()  # the welcome
         await call.open(1)
         await serves(True)
-        monkeypatch.setattr(type(drafter.engine), "timed_draft", broken)
+        monkeypatch.setattr(type(drafter.engine), "draft", broken)
         for number in range(1, 6):
             (block,) = await call.order(number, row(1, 10))
             assert block.empty_reason is EmptyReason.INVALID

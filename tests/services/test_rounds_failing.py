@@ -214,15 +214,15 @@ async def test_nothing_is_kept_of_a_block_that_was_judged(pair: str) -> None:
 @pytest.mark.parametrize("when", ["prepared", "run"])
 async def test_a_pass_that_fails_takes_only_those_with_it_that_fail_alone(pair: str, when: str) -> None:
     async with verifier(pair) as v, drafter(pair) as d, conducting(v, PLAN) as conductor:
-        owner, name = (v.engine, "begin") if when == "prepared" else (v.engine._step, "execute")
-        inner = getattr(owner, name)
+        name = "prepare" if when == "prepared" else "execute"
+        inner = getattr(v.engine._step, name)
 
-        def planted(batch: Any) -> Any:
+        def planted(batch: Any, *chunks: Any) -> Any:
             if any(item.cursor.sequence == 2 and item.cursor.round > 4 for item in getattr(batch, "items", batch)):
                 raise BatchFailed("planted")
-            return inner(batch)
+            return inner(batch, *chunks)
 
-        setattr(owner, name, planted)
+        setattr(v.engine._step, name, planted)
         conductor.begin_again = False
         conductor.know(1, d)
         asked = [conductor.ask([5 + place, 6], COUPLED, 40, drafter=1) for place in range(3)]

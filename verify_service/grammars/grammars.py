@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 from dspark.runtime.process import usable
 from dspark.token_bytes import FILE
 from dspark.types import Constraint, RefusalReason
+from verify_service.batch_runner import Grammar
 from verify_service.grammars.compiling import compiled, make_compiler
 from verify_service.grammars.matcher import GrammarMatcher
-from verify_service.interface import Grammar
 
 AT_ONCE = max(min(4, (len(usable()) or os.cpu_count() or 1) // 2), 1)  # grammars that are being compiled: others serve
 MAX_WAITING, MAX_OF_ONE = 256, 64  # grammars of all tenants and of one

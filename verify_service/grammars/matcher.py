@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verify_service.interface import TooSlow
+from verify_service.batch_runner import TooSlow
 
 if TYPE_CHECKING:  # it needs torch, and a synthetic engine does without
     from dspark.decoding.masking import Masks

@@ -22,11 +22,11 @@ class Engine:
         self.passes: list[list[int]] = []
         self.breaks = False
 
-    def timed_draft(self, items: Sequence[DraftItem]) -> tuple[list[Block], int]:
+    def draft(self, items: Sequence[DraftItem]) -> list[Block]:
         self.passes.append([item.cursor.sequence for item in items])
         if self.breaks:
             raise RuntimeError("broken")
-        return [Block(item.cursor, (item.cursor.sequence,)) for item in items], 1
+        return [Block(item.cursor, (item.cursor.sequence,)) for item in items]
 
 
 class Bench:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dspark.types import Constraint
+from verify_service.batch_runner import Grammar
 from verify_service.grammars.grammars import Grammars
-from verify_service.interface import Grammar
 
 TARGET = Path(__file__).parents[2] / "data" / "pair" / "target"
 VOCAB, END = 512, 0

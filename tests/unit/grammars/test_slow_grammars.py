@@ -10,10 +10,10 @@ import pytest
 import xgrammar
 
 from dspark.types import Constraint, ConstraintKind, Refusal, RefusalReason, SamplingParams
+from verify_service.batch_runner import TooSlow
 from verify_service.grammars.compiling import compiled
 from verify_service.grammars.grammars import CompiledGrammar
 from verify_service.grammars.matcher import GrammarMatcher
-from verify_service.interface import TooSlow
 from verify_service.judging import masks_of, matcher_of, unready
 from verify_service.sequences import CachedSequence, VerifyItem
 

@@ -30,8 +30,6 @@ from dspark.rounds.events import (
     DrafterEvent,
     Drawn,
     How,
-    PassEnded,
-    PassFailed,
     Prefilled,
     PrefillRefused,
     Release,
@@ -91,7 +89,7 @@ class StormyDrafter(SimulatedDrafter):
 
 
 class StormyVerifier(SimulatedVerifier):
-    """Its passes fail, and it looks at what its `RoundLoop` asks for."""
+    """Some in its passes fail, and it looks at what its `RoundLoop` asks for."""
 
     def __init__(self, world: World, drafters: Sequence[SimulatedDrafter], hits: Callable[[float], bool]) -> None:
         super().__init__(world, "verify/0", Device(), drafters, WAITS)
@@ -99,7 +97,7 @@ class StormyVerifier(SimulatedVerifier):
         self.drawn = Counter[Key]()
         self.forgotten = set[Key]()  # sequences some of whose rows a drafter lost
         self._ordered = set[tuple[int, int, int]]()
-        self._in_pass, self._failed = Counter[Key](), set[int]()
+        self._in_pass, self.failed = Counter[Key](), 0
         self._carry_out = {kind: partial(self._noted, carry_out) for kind, carry_out in self._carry_out.items()}
 
     def _noted(self, carry_out: Callable[[Any], object], action: Any) -> None:
@@ -108,8 +106,7 @@ class StormyVerifier(SimulatedVerifier):
 
     def _feed(self, *told: Told | Plan) -> None:
         self.steps += 1
-        failed = lambda each: isinstance(each, PassEnded) and each.number in self._failed  # noqa: E731
-        super()._feed(*(PassFailed(each.number) if failed(each) else each for each in told))
+        super()._feed(*told)
 
     def _send_order(self, action: SendOrder) -> None:
         drafter = self._numbered.get(action.drafter)
@@ -132,11 +129,10 @@ class StormyVerifier(SimulatedVerifier):
     def _judge(self, action: RunPass) -> list[Drawn]:
         keys = [(row.sequence, row.epoch) for row in action.rows]
         self._in_pass.subtract(keys)
-        if self._hits(0.03):
-            self._failed.add(action.number)
-            return []
-        self.drawn.update(keys)
-        return super()._judge(action)
+        drawn = [Drawn(()) if self._hits(0.01) else each for each in super()._judge(action)]
+        self.drawn.update(key for key, each in zip(keys, drawn, strict=True) if each.tokens)
+        self.failed += sum(not each.tokens for each in drawn)
+        return drawn
 
     def _prefilled(self, prompts: Sequence[Any]) -> list[Prefilled | PrefillRefused]:
         told = super()._prefilled(prompts)

@@ -22,7 +22,6 @@ from dspark.rounds.events import (
     RunPass,
     SendOrder,
     SendRows,
-    Tick,
     Why,
 )
 from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms, prefixes
@@ -135,7 +134,7 @@ def test_r5_a_deadline_is_fixed_with_its_order() -> None:
     verifier.tell(replace(priced(), draft_s=9.0))
     assert verifier.loop.next_at() == 3.0
     verifier.now = 3.0
-    assert len(only(verifier.tell(Tick()), RunPass).rows) == 2
+    assert len(only(verifier.tell(), RunPass).rows) == 2
 
 
 def test_r5_a_deadline_is_never_shorter_than_its_floor() -> None:

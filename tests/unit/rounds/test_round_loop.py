@@ -21,7 +21,6 @@ from dspark.rounds.events import (
     Keep,
     OpenAtDrafter,
     PassEnded,
-    PassFailed,
     Prefill,
     Prefilled,
     PrefillRefused,
@@ -32,7 +31,6 @@ from dspark.rounds.events import (
     SendOrder,
     SendRows,
     SessionLost,
-    Tick,
     Why,
 )
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms
@@ -217,7 +215,7 @@ def test_a_late_block_is_an_empty_one_and_its_drafter_is_asked_nothing_until_it_
     verifier = Verifier()
     order = only(verifier.prefilled(1), SendOrder)
     verifier.now = verifier.loop.next_at() or 0.0
-    actions = verifier.tell(Tick())
+    actions = verifier.tell()
     assert only(actions, DrafterEvent) == DrafterEvent(DRAFTER, "late")
     assert only(actions, RunPass).rows[0].prefix == 0
     actions = verifier.ended(only(actions, RunPass))
@@ -235,7 +233,7 @@ def test_a_drafter_that_stays_silent_is_given_up() -> None:
     verifier.prefilled(1)
     for _ in range(2):
         verifier.now = verifier.loop.next_at() or 0.0
-        actions = verifier.tell(Tick())
+        actions = verifier.tell()
     assert only(actions, DrafterEvent) == DrafterEvent(DRAFTER, "silent")
     assert verifier.loop.next_at() is None
 
@@ -298,7 +296,7 @@ def test_a_cohort_waits_for_acknowledgements_as_long_as_for_a_block_and_no_longe
     assert not of(verifier.tell(Acknowledged(1, 0, 1)), RunPass)
     assert verifier.loop.next_at() == 0.5
     verifier.now = 0.5
-    assert [row.sequence for row in only(verifier.tell(Tick()), RunPass).rows] == [1]
+    assert [row.sequence for row in only(verifier.tell(), RunPass).rows] == [1]
     assert verifier.loop.next_at() is None
 
 
@@ -334,21 +332,10 @@ def test_a_stop_token_or_the_length_holds_it(token: int, room: int, kept: int) -
     assert not of(verifier.acknowledge(actions), RunPass), "its answer is full"
 
 
-def test_a_pass_that_failed_goes_again_in_halves_with_the_same_prefixes() -> None:
-    verifier = Verifier(priced(0.5))
-    order = only(verifier.prefilled(1, 2, 3), SendOrder)
-    run = only(verifier.blocks(order, (0.9,), (0.1,), (0.9, 0.9)), RunPass)
-    verifier.tell(priced(0.0, number=2))
-    halves = of(verifier.tell(PassFailed(run.number)), RunPass)
-    assert [[(row.sequence, row.prefix) for row in half.rows] for half in halves] == [[(1, 1), (2, 0)], [(3, 2)]]
-    assert rounds(verifier.ended(halves[1]))[0].sequence == 3
-    assert verifier.state(1) == "RUNNING"
-
-
 def test_whoever_fails_alone_leaves() -> None:
     verifier = Verifier()
     run = only(verifier.prefilled(1, drafter=0), RunPass)
-    actions = verifier.tell(PassFailed(run.number))
+    actions = verifier.tell(PassEnded(run.number, [Drawn(())]))
     assert only(actions, Released) == Released(1, 0, 1, PROMPT + 1, Why.FAILED)
     assert verifier.pages.freed == [(1, 0)]
 

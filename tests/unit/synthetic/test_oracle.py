@@ -9,9 +9,10 @@ from dspark.decoding.sparse_q import validate_q
 from dspark.errors import PeerError
 from dspark.synthetic.blocks import BlockMaker
 from dspark.synthetic.oracle import Keys, SyntheticOracle, beta_quantiles, mix, mix_one
-from dspark.synthetic.rows import SyntheticRows, first_token, read_rows
+from dspark.synthetic.rows import DTYPE, first_token, read_rows, row_values
 from dspark.synthetic.spec import SyntheticSpec, read_spec
 from dspark.types import NO_Q, Cursor, Rule, SamplingParams
+from dspark.wire.v1 import types_pb2
 
 ACCEPT = {"easy": [0.9, 0.8, 0.7], "hard": [0.5, 0.3, 0.2]}
 MANY = 60_000
@@ -124,8 +125,8 @@ def test_coupled_blocks_carry_no_distributions() -> None:
 
 
 def test_rows_tell_the_first_token_and_nothing_malformed_passes() -> None:
-    rows = SyntheticRows(3, 1, 0, [7, 8, 9], first_token=0xABCDEF, width=16)
-    message = rows.message(0, 3)
+    data = row_values(np.full(3, 0xABCDEF), 16).tobytes()
+    message = types_pb2.TensorChunk(dtype=DTYPE, shape=[3, 16], data=data)
     values = read_rows(message, width=16, max_rows=10)
     assert values.shape == (3, 16)
     assert first_token(values) == 0xABCDEF

@@ -1,4 +1,4 @@
-"""Whatever is shared, kept, copied or given back: who reads a slot finds what its own tokens wrote there."""
+"""Whatever is shared, kept or given back: who reads a slot finds what its own tokens wrote there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dspark.types import Cursor, Refusal, SamplingParams
-from verify_service.kv_block_pool import Slots
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.sequences import CachedSequence
 
@@ -17,7 +16,7 @@ Written = tuple[str, tuple[int, ...]]  # salt, and every token up to this one: w
 class Memory:
     """A pool whose slots say what was written to them."""
 
-    def __init__(self, pages: int, *, copies: bool) -> None:
+    def __init__(self, pages: int) -> None:
         self.said: list[Written | None] = [None] * (pages * SIZE)
         self.holdings = KVCacheManager(
             pages=pages,
@@ -25,13 +24,8 @@ class Memory:
             most=64,
             store=None,
             keep_prefixes=True,
-            copies=copies,
         )
         self.spared = 0
-
-    def _copy(self, source: Slots, target: Slots) -> None:
-        for a, b in zip(list(source), list(target), strict=True):
-            self.said[b] = self.said[a]
 
     def take_in(self, sequence: int, prompt: list[int], salt: str, longest: int) -> CachedSequence | None:
         """Admits and runs a prompt."""
@@ -47,9 +41,6 @@ class Memory:
         if isinstance(state, Refusal):
             return None
         self.spared += state.spared
-        if state.lent:
-            self._copy(*self.holdings.due_copy(state))
-            self.holdings.copied(state)
         self.run(state, prompt[state.cached :])
         self.holdings.keep_prefix(state)
         state.token_ids.append(int(prompt[-1]) ^ 1)  # the anchor, whose keys nobody has written yet
@@ -69,11 +60,10 @@ class Memory:
             assert self.said[slot] == (state.salt or "", tuple(state.token_ids[: position + 1])), position
 
 
-@pytest.mark.parametrize("copies", [False, True])
-@pytest.mark.parametrize("seed", range(3))
-def test_everybody_reads_what_its_own_tokens_wrote(seed: int, copies: bool) -> None:
+@pytest.mark.parametrize("seed", range(6))
+def test_everybody_reads_what_its_own_tokens_wrote(seed: int) -> None:
     draw = np.random.default_rng(seed)
-    memory = Memory(40, copies=copies)
+    memory = Memory(40)
     prompts = [[int(token) for token in draw.integers(0, 3, 24)] for _ in range(3)]
     prompts.append([token + 256 for token in prompts[0]])  # alike in their last byte alone
     living: dict[int, CachedSequence] = {}

@@ -14,9 +14,9 @@ from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import read_spec
 from dspark.wire.v1 import features_pb2
 from verify_service import row_feeds
+from verify_service.batch_runner import FeatureRun
 from verify_service.config import VerifyConfig
 from verify_service.feature_push import BULK_ROWS, FeaturePush, Sink
-from verify_service.interface import FeatureRun
 from verify_service.row_feeds import PATIENCE_S, RowFeeds
 from verify_service.synthetic import SyntheticVerifyEngine
 

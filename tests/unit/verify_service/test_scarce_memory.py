@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_steps import GREEDY, PROMPT, item, line_up, take_in
+from engine_steps import GREEDY, PROMPT, item, line_up, rows_of, take_in
 
 from dspark.native.compiled import kernels
 from dspark.types import Cursor, Refusal, RefusalReason, Verdict
-from verify_service.batch_runner import BatchFailed
+from verify_service.batch_runner import BatchFailed, FeatureRun, Progress
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
-from verify_service.feature_store import FeatureRows
-from verify_service.interface import Progress
 from verify_service.model_runner import Pass
 from verify_service.plan import Segment
 from verify_service.sequences import VerifyItem
@@ -119,10 +117,10 @@ def test_a_prompt_rides_in_rounds_and_nobody_s_answer_changes(pair: PAIR) -> Non
     assert text == expected
     assert engine.first_token(2) == first
     kept, rows = (each.features(Cursor(2, 1, 1, 51), 0) for each in (calm, engine))
-    assert isinstance(kept, FeatureRows)
-    assert isinstance(rows, FeatureRows)
+    assert isinstance(kept, FeatureRun)
+    assert isinstance(rows, FeatureRun)
     assert rows.token_ids == long
-    torch.testing.assert_close(rows.rows, kept.rows, rtol=2e-2, atol=2e-2)  # bf16
+    torch.testing.assert_close(rows_of(rows), rows_of(kept), rtol=2e-2, atol=2e-2)  # bf16
 
 
 def test_a_prompt_whose_sequence_is_gone_leaves_the_line(pair: PAIR) -> None:
@@ -151,10 +149,10 @@ def test_a_kept_prefix_brings_its_feature_rows_and_the_same_answer(pair: PAIR) -
     warm = [*PROMPT, take_in(engine, 2, PROMPT)]
     assert engine.spared(2, 1) == 16, "two full pages of eight, one token left to run"
     rows = engine.features(Cursor(2, 1, 1, len(warm)), 0)
-    assert isinstance(rows, FeatureRows)
-    assert isinstance(before, FeatureRows)
+    assert isinstance(rows, FeatureRun)
+    assert isinstance(before, FeatureRun)
     assert (rows.start, list(rows.token_ids)) == (0, PROMPT)
-    torch.testing.assert_close(rows.rows[:16], before.rows[:16], rtol=0, atol=0)
+    torch.testing.assert_close(rows_of(rows)[:16], rows_of(before)[:16], rtol=0, atol=0)
     for _ in range(10):
         say(engine, {2: warm})
     assert warm == cold
@@ -165,52 +163,22 @@ def test_a_kept_prefix_brings_its_feature_rows_and_the_same_answer(pair: PAIR) -
     assert engine.spared(4, 1) == 0
 
 
-def test_a_copy_of_a_prefix_that_fails_leaves_no_pages_behind(pair: PAIR, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = VerifyConfig(**pair, page_size=8, kv_tokens=512, threads=1, attention_kernel=False)
-    engine = VerifyEngine.load(config)
-    say(engine, {1: [*PROMPT, take_in(engine, 1, PROMPT)]})
-    held = engine.held
-
-    def fails(source: object, target: object) -> None:
-        raise RuntimeError("no memory")
-
-    copy = engine._runner.copy
-    monkeypatch.setattr(engine._runner, "copy", fails)
-    line_up(engine, 2, PROMPT)
-    with pytest.raises(BatchFailed, match="no memory"):
-        engine.prefill_next()
-    news = engine.take_news()
-    assert news is not None
-    assert news.problem is not None
-    engine.release(2, 1)
-    assert engine.held == held
-    monkeypatch.setattr(engine._runner, "copy", copy)
-    line_up(engine, 2, PROMPT)
-
-
-@pytest.mark.parametrize(("kv_tokens", "kernel"), [(512, False), (48, False), (512, True)])
-def test_a_kept_prefix_is_copied_where_a_row_is_of_use_and_memory_plentiful_and_else_shared(
-    pair: PAIR, kv_tokens: int, kernel: bool
-) -> None:
+@pytest.mark.parametrize("kernel", [False, True])
+def test_a_kept_prefix_is_shared(pair: PAIR, kernel: bool) -> None:
     if kernel and kernels() is None:
         pytest.skip("no C compiler has built the kernels")
-    engine = VerifyEngine.load(
-        VerifyConfig(**pair, page_size=8, kv_tokens=kv_tokens, threads=1, attention_kernel=kernel)
-    )
-    copied = kv_tokens == 512 and not kernel
+    engine = VerifyEngine.load(VerifyConfig(**pair, page_size=8, kv_tokens=512, threads=1, attention_kernel=kernel))
     cold = [*PROMPT, take_in(engine, 1, PROMPT)]
     say(engine, {1: cold})
     warm = [*PROMPT, take_in(engine, 2, PROMPT)]
     assert engine.spared(2, 1) == 16
     pool = engine._holdings.pool
-    common = set(pool.pages(1)) & set(pool.pages(2))
-    assert len(common) == (0 if copied else 2)
-    assert isinstance(pool.slots(2, 0, 20), range) == copied
+    assert len(set(pool.pages(1)) & set(pool.pages(2))) == 2
     rows = engine.features(Cursor(2, 1, 1, 21), 0)
     kept = engine.features(Cursor(1, 1, 1, 21), 0)
-    assert isinstance(rows, FeatureRows)
-    assert isinstance(kept, FeatureRows)
-    torch.testing.assert_close(rows.rows[:16], kept.rows[:16], rtol=0, atol=0)
+    assert isinstance(rows, FeatureRun)
+    assert isinstance(kept, FeatureRun)
+    torch.testing.assert_close(rows_of(rows)[:16], rows_of(kept)[:16], rtol=0, atol=0)
     say(engine, {2: warm})
     assert warm == cold
 

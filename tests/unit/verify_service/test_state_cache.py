@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from engine_steps import line_up, run_all
+from engine_steps import line_up, rows_of, run_all
 
 from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, SamplingParams, Verdict
 from tests.architectures import deepseek_v4
 from tests.architectures.families import FAMILIES, model_of
 from tests.architectures.serving import prompt
 from verify_service import state_cache, stateful
+from verify_service.batch_runner import PromptPrefill
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
-from verify_service.interface import PromptPrefill
 from verify_service.kept_state import copied, size
 from verify_service.sequences import VerifyItem
 
@@ -63,7 +63,7 @@ def test_rows_of_what_was_found_are_those_that_were_made(tmp_path: Path) -> None
     assert [prefilled(served, key, ids, rows=True) for key in (1, 2)] == [0, 80]
     assert all(isinstance(served.first_token(key), int) for key in (1, 2))
     made = [served.features(Cursor(key, 1, 0, 91), 0) for key in (1, 2)]
-    rows = [run.rows for run in made if not isinstance(run, Refusal)]
+    rows = [rows_of(run) for run in made if not isinstance(run, Refusal)]
     assert [len(each) for each in rows] == [90, 90]
     torch.testing.assert_close(rows[1].float(), rows[0].float(), atol=0.05, rtol=0.01)
 

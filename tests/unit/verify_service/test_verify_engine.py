@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_steps import line_up, take_in
+from engine_steps import line_up, rows_of, take_in
 
 from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.target import TargetTaps
 from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, Rule, SamplingParams, SparseQ, Verdict
+from verify_service.batch_runner import FeatureRun
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
-from verify_service.feature_store import FeatureRows
 from verify_service.sequences import VerifyItem
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -50,7 +50,7 @@ def test_feature_rows_are_the_projected_taps_of_committed_tokens_only(
     engine: VerifyEngine, golden_target: Path, golden_drafter: Path
 ) -> None:
     tokens = [*PROMPT, begin(engine, 1, PROMPT)]
-    pushed: list[FeatureRows] = []
+    pushed: list[FeatureRun] = []
     for number in range(1, 9):
         # One right token would need the oracle; any draft will do, most of it is rejected.
         judged = engine.judge_cohort([item(1, number, len(tokens), tokens[-1], [7 * number % 128, 9, 11])])
@@ -59,19 +59,19 @@ def test_feature_rows_are_the_projected_taps_of_committed_tokens_only(
         draft = [7 * number % 128, 9, 11]
         tokens += [*draft[: verdict.accepted], verdict.next_token]
         rows = engine.features(Cursor(1, 1, number + 1, len(tokens)), len(tokens) - 2 - verdict.accepted)
-        assert isinstance(rows, FeatureRows)
+        assert isinstance(rows, FeatureRun)
         assert len(rows.token_ids) == verdict.accepted + 1
         pushed.append(rows)
     expected = direct_rows(golden_target, golden_drafter, tokens[:-1])
-    got = torch.cat([rows.rows for rows in pushed]).float()
+    got = torch.cat([rows_of(rows) for rows in pushed]).float()
     torch.testing.assert_close(got, expected[len(PROMPT) :], rtol=1e-2, atol=1e-2)  # bf16
     assert [token for rows in pushed for token in rows.token_ids] == tokens[len(PROMPT) : -1]
 
     kept = engine.features(Cursor(1, 1, 9, len(tokens)), 3)
-    assert isinstance(kept, FeatureRows)
+    assert isinstance(kept, FeatureRun)
     assert (kept.start, kept.token_ids) == (3, tokens[3:-1])
-    torch.testing.assert_close(kept.rows.float(), expected[3:], rtol=1e-2, atol=1e-2)
-    torch.testing.assert_close(kept.rows[len(PROMPT) - 3 :].float(), got, rtol=0, atol=0)
+    torch.testing.assert_close(rows_of(kept).float(), expected[3:], rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(rows_of(kept)[len(PROMPT) - 3 :].float(), got, rtol=0, atol=0)
 
 
 def test_a_packed_cohort_decides_as_each_would_alone_whatever_the_law(engine: VerifyEngine) -> None:
@@ -108,8 +108,8 @@ def test_rows_that_come_with_what_was_decided_are_the_same(engine: VerifyEngine)
         for n, verdict in enumerate(verdicts):
             assert isinstance(verdict, Verdict)
             rows = engine.features(Cursor(first + n, 1, 2, 7 + verdict.accepted), 5)
-            assert isinstance(rows, FeatureRows)
-            made.append((rows.token_ids, rows.rows))
+            assert isinstance(rows, FeatureRun)
+            made.append((rows.token_ids, rows_of(rows)))
     for one, other in zip(made[:3], made[3:], strict=True):
         assert one[0] == other[0]
         torch.testing.assert_close(one[1], other[1])
@@ -126,10 +126,10 @@ def test_rows_of_plain_rounds_are_there_when_they_are_asked_for(
         assert isinstance(verdict, Verdict)
         tokens += [*draft[: verdict.accepted], verdict.next_token]
     kept = engine.features(Cursor(1, 1, 5, len(tokens)), 0)
-    assert isinstance(kept, FeatureRows)
+    assert isinstance(kept, FeatureRun)
     assert kept.token_ids == tokens[:-1]
     expected = direct_rows(golden_target, golden_drafter, tokens[:-1])
-    torch.testing.assert_close(kept.rows.float(), expected, rtol=1e-2, atol=1e-2)  # bf16
+    torch.testing.assert_close(rows_of(kept).float(), expected, rtol=1e-2, atol=1e-2)  # bf16
 
 
 @pytest.mark.parametrize("rule", list(Rule))
@@ -154,8 +154,8 @@ def test_a_block_that_cannot_have_been_drafted_is_judged_as_an_empty_one(engine:
         said.append([each._replace(cursor=each.cursor._replace(sequence=0), spoilt=False) for each in verdicts])
     assert said[0] == said[1]
     kept = engine.features(Cursor(2, 1, 2, len(PROMPT) + 2), 0)
-    assert isinstance(kept, FeatureRows)
-    assert len(kept.rows) == len(PROMPT) + 1
+    assert isinstance(kept, FeatureRun)
+    assert len(rows_of(kept)) == len(PROMPT) + 1
 
 
 def test_sequences_that_do_not_keep_features_cannot_be_resent(engine: VerifyEngine) -> None:
