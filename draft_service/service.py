@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from functools import partial
+from typing import Any
 
 import grpc
 
 from draft_service.drafting import Drafting
 from draft_service.engine_core import DraftEngineCore
-from draft_service.rounds_call import OpenRounds, carried
+from draft_service.rounds import Rounds
 from dspark.errors import Unavailable
+from dspark.runtime.outbox import Outbox
 from dspark.runtime.wire_limits import Read
 from dspark.runtime.worker import Worker
 from dspark.wire import codec
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 
 NAME = "dspark.wire.v1.Draft"
+
+Say = Callable[[draft_pb2.RoundsEvent], None]
+OpenRounds = Callable[[Say, Callable[[Exception], None]], Rounds]
 
 
 class DraftService(draft_pb2_grpc.DraftServicer):
@@ -67,7 +73,34 @@ class DraftService(draft_pb2_grpc.DraftServicer):
     async def Rounds(
         self, request_iterator: AsyncIterator[Read[draft_pb2.RoundsCommand]], context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[draft_pb2.RoundsEvent, None]:
-        made = carried(self._open_rounds, request_iterator, self._worker.metrics)
-        async with contextlib.aclosing(made) as events:
-            async for event in events:
-                yield event
+        """On the port that everything else is on: for verifiers that cannot reach the rounds' own."""
+        loop = asyncio.get_running_loop()
+        outbox: Outbox[draft_pb2.RoundsEvent] = Outbox(self._worker.metrics)
+        failure: asyncio.Future[None] = loop.create_future()
+
+        def fail(error: Exception) -> None:
+            if not failure.done():
+                failure.set_exception(error)
+
+        def soon(what: Callable[[Any], None], said: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed, and nobody waits any more
+                loop.call_soon_threadsafe(what, said)
+
+        rounds = self._open_rounds(partial(soon, outbox.put), partial(soon, fail))
+        reading, watching = asyncio.create_task(_read(request_iterator, rounds)), asyncio.create_task(_watch(rounds))
+        try:
+            async with contextlib.aclosing(outbox.until(reading, watching, failure)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            rounds.close()
+
+
+async def _read(requests: AsyncIterator[Read[draft_pb2.RoundsCommand]], rounds: Rounds) -> None:
+    async for command in requests:
+        rounds.hear(command)
+
+
+async def _watch(rounds: Rounds) -> None:
+    while True:  # noqa: ASYNC110 - every message puts the end off
+        await asyncio.sleep(rounds.left_s())

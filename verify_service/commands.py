@@ -6,12 +6,11 @@ import re
 
 from dspark.runtime.wire_limits import KIB, MAX_FORM, Bounds
 from dspark.wire import cohorts
+from dspark.wire.control_down import MAX_SALT
 from dspark.wire.v1 import types_pb2
 from verify_service.feature_push import Sink
 
 MAX_ENDPOINT = 256
-MAX_VERSION = 256
-MAX_SALT = 512
 MAX_ORDERS = 1 << 16  # of one message on a control stream
 # A name or an address and a port: nothing that gRPC would resolve in another way, such as files or other schemes.
 _ENDPOINT = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")

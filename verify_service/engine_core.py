@@ -134,17 +134,17 @@ class EngineCore(ABC):
             return Refusal(RefusalReason.NO_PAGES, "what was held under this number is in a pass that has not ended")
         if state is not None:
             self._drop(cursor.sequence)
-        admitted = self._holdings.admit(
-            cursor,
+        opened = CachedSequence(
+            cursor.sequence,
+            cursor.epoch,
+            owner,
             params,
-            reserve_tokens,
-            keep_features=keep_features,
-            owner=owner,
-            token_ids=token_ids,
-            salt=self._salted(salt, params.prompt_len or cursor.committed_len),
+            cursor.committed_len,
+            keep_features,
+            salt=None if token_ids is None else self._salted(salt, params.prompt_len or cursor.committed_len),
             scores=None if scores is None else min(scores, self.target.vocab_size),
         )
-        return admitted if isinstance(admitted, Refusal) else None
+        return self._holdings.admit(opened, reserve_tokens, token_ids)
 
     def busy(self, sequence: int) -> bool:
         """Whether a pass that has not ended holds what has, or had, this number: it cannot be opened until then."""

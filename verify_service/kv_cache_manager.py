@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from dspark.pages import Held, KVBlockPool, Slots
 from dspark.rounds.events import OrderRow
-from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams
+from dspark.types import Refusal, RefusalReason
 from dspark.wire.orders import PackedRows
 from verify_service.batch_runner import FeatureRun, KeptRows
 from verify_service.prefix_cache import PrefixCache
@@ -52,31 +52,21 @@ class KVCacheManager:
         used = self.pool.total - self.pool.free - self.prefixes.idle
         return Held(len(self.states), used, self.pool.total)
 
-    def admit(
-        self,
-        cursor: Cursor,
-        params: SamplingParams,
-        longest: int,
-        *,
-        keep_features: bool,
-        owner: int,
-        token_ids: Sequence[int] | None,
-        salt: str,
-        scores: int | None = None,
-    ) -> CachedSequence | Refusal:
-        """Pages for the prompt, as far as they are not kept from before; one more page stays free per sequence. Whose
-        prompt is to be scored runs all of it."""
+    def admit(self, state: CachedSequence, longest: int, token_ids: Sequence[int] | None) -> Refusal | None:
+        """Pages for its prompt, as far as they are not kept from before; one more page stays free per sequence. Whose
+        prompt is to be scored runs all of it. token_ids: None where prefixes are neither looked for nor kept."""
         if len(self.states) >= self._most:
             return Refusal(RefusalReason.NO_PAGES, f"{len(self.states)} sequences are held, the limit")
-        keep_features = keep_features and self.store is not None
+        state.keep_features &= self.store is not None
+        keep_features, salt = state.keep_features, state.salt or ""
         shared: list[int] = []
-        if token_ids is not None and scores is None:
+        if token_ids is not None and state.scores is None:
             shared = self.prefixes.match(token_ids, salt, needs_rows=keep_features)
         for page in shared:  # ours before anything is given back to make room
             self.pool.retain(page)
-        wanted = self.pool.pages_for(cursor.committed_len) - len(shared)
+        wanted = self.pool.pages_for(state.prompt_len) - len(shared)
         opened = self._make_free(wanted + len(self.states)) and self.pool.open(
-            cursor.sequence, cursor.committed_len, longest, shared
+            state.sequence, state.prompt_len, longest, shared
         )
         self.pool.let_go(shared)
         if not opened:
@@ -84,30 +74,20 @@ class KVCacheManager:
             return Refusal(
                 RefusalReason.NO_PAGES, f"{wanted} pages are needed beside {len(self.states)} to grow; {free} are free"
             )
-        state = CachedSequence(
-            sequence=cursor.sequence,
-            epoch=cursor.epoch,
-            owner=owner,
-            params=params,
-            prompt_len=cursor.committed_len,
-            capacity=self.pool.pages_for(longest) * self.pool.page_size,
-            keep_features=keep_features,
-            salt=salt if token_ids is not None else None,
-            scores=scores,
-        )
+        state.capacity = self.pool.pages_for(longest) * self.pool.page_size
         state.cached = state.spared = state.kept_state = len(shared) * self.pool.page_size
         if self.prefixes.states is not None and token_ids is not None:
             alike = self.prefixes.alike(token_ids, salt, needs_rows=keep_features)
             state.alike = alike * self.pool.page_size
         state.token_ids.extend(token_ids[: state.cached] if token_ids is not None else ())
-        self.states[cursor.sequence] = state
+        self.states[state.sequence] = state
         if state.spared and (kept := self.prefixes.states) is not None:
             name = self.prefixes.name(state.token_ids, salt)
             assert name is not None
-            if not kept.begin(cursor.sequence, name):  # nothing is kept any more: the next try runs all of it
+            if not kept.begin(state.sequence, name):  # nothing is kept any more: the next try runs all of it
                 self.drop(state)
                 return Refusal(RefusalReason.NO_PAGES, "the device has no memory for the state of what is computed")
-        return state
+        return None
 
     def grow(self, state: CachedSequence, tokens: int) -> bool:
         """Room for so many tokens in all, or nothing changes."""

@@ -61,8 +61,8 @@ class CachedSequence:
     owner: int  # the stream that opened it
     params: SamplingParams
     prompt_len: int  # tokens the prefill has to run
-    capacity: int  # tokens it was announced to reach, in whole pages
     keep_features: bool
+    capacity: int = 0  # tokens it was announced to reach, in whole pages
     salt: str | None = None  # of prefixes kept for others; None: none are kept
     spared: int = 0  # prompt tokens that were found computed
     alike: int = 0  # prompt tokens up to where one before it went another way, where states are kept

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dspark.errors import PeerError
 from dspark.synthetic.oracle import Ints
-from dspark.wire.finite import finite
+from dspark.wire.finite import finite, rows_in
 from dspark.wire.v1 import types_pb2
 
 DTYPE = "bfloat16"
@@ -29,17 +29,8 @@ def row_values(first_tokens: Ints, width: int) -> Values:
 
 def read_rows(chunk: types_pb2.TensorChunk, *, width: int, max_rows: int) -> Values:
     """[rows, width] as they came; raises PeerError naming the field that is wrong."""
-    if chunk.dtype != DTYPE:
-        raise PeerError(f"rows.dtype: {chunk.dtype[:32]!r} is not {DTYPE}")
-    shape = tuple(chunk.shape)
-    if len(shape) != 2 or shape[1] != width:
-        raise PeerError(f"rows.shape: {shape[:4]} is not [rows, {width}]")
-    if not 0 < shape[0] <= max_rows:
-        raise PeerError(f"rows.shape: {shape[0]} rows are not in 1..{max_rows}")
-    data = chunk.data  # a copy, each time
-    if len(data) != shape[0] * width * 2:
-        raise PeerError(f"rows.data: {len(data)} bytes, expected {shape[0] * width * 2}")
-    values: Values = np.frombuffer(data, "<u2").reshape(shape)
+    data = rows_in(chunk, width, max_rows, {DTYPE: 2 * width})
+    values: Values = np.frombuffer(data, "<u2").reshape(-1, width)
     if not finite(DTYPE, values):
         raise PeerError("rows.data: a value is not finite")
     return values

@@ -6,13 +6,11 @@ comes back as float32.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 
 from dspark.errors import PeerError
-from dspark.wire.finite import finite
+from dspark.wire.finite import finite, rows_in
 from dspark.wire.v1 import types_pb2
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -45,29 +43,16 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def read_tensor(chunk: types_pb2.TensorChunk, *, width: int, max_rows: int) -> torch.Tensor:
-    """[rows, width] on the CPU, owning its memory.
-
-    Raises PeerError naming the field that is wrong; nothing is allocated before the sizes agree.
-    """
-    dtype = _DTYPES.get(chunk.dtype)
-    if dtype is None and chunk.dtype != FP8:
-        raise PeerError(f"rows.dtype: {chunk.dtype[:32]!r} is not one of {', '.join((*_DTYPES, FP8))}")
-    shape = tuple(chunk.shape)
-    if len(shape) != 2 or shape[1] != width:
-        raise PeerError(f"rows.shape: {shape[:4]} is not [rows, {width}]")
-    if not 0 < shape[0] <= max_rows:
-        raise PeerError(f"rows.shape: {shape[0]} rows are not in 1..{max_rows}")
-    data = chunk.data
-    expected = math.prod(shape) * dtype.itemsize if dtype is not None else shape[0] * (width + _SCALE)
-    if len(data) != expected:
-        raise PeerError(f"rows.data: {len(data)} bytes, expected {expected}")
+    """[rows, width] on the CPU, owning its memory. Raises PeerError naming the field that is wrong."""
+    sizes = {name: width * dtype.itemsize for name, dtype in _DTYPES.items()} | {FP8: width + _SCALE}
+    data, dtype = rows_in(chunk, width, max_rows, sizes), _DTYPES.get(chunk.dtype)
     if dtype is None:
         return _read_fp8(data, width)
     if not data:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(*chunk.shape, dtype=dtype)
     if not finite(chunk.dtype, np.frombuffer(data, f"<u{dtype.itemsize}")):
         raise PeerError("rows.data: a value is not finite")
-    return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
+    return torch.frombuffer(bytearray(data), dtype=dtype).view(*chunk.shape)
 
 
 def _read_fp8(data: bytes, width: int) -> torch.Tensor:

@@ -30,7 +30,7 @@ def grammar(constraint: Constraint) -> CompiledGrammar:
 
 
 def state(constraint: Constraint, answer: list[int]) -> CachedSequence:
-    return CachedSequence(1, 1, 0, SamplingParams(constraint=constraint), 1, 64, False, token_ids=[0, *answer])
+    return CachedSequence(1, 1, 0, SamplingParams(constraint=constraint), 1, False, 64, token_ids=[0, *answer])
 
 
 def rounds(constraint: Constraint, most: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dspark.types import Cursor, Refusal, SamplingParams
+from dspark.types import SamplingParams
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.sequences import CachedSequence
 
@@ -29,16 +29,8 @@ class Memory:
 
     def take_in(self, sequence: int, prompt: list[int], salt: str, longest: int) -> CachedSequence | None:
         """Admits and runs a prompt."""
-        state = self.holdings.admit(
-            Cursor(sequence, 1, 0, len(prompt)),
-            SamplingParams(temperature=0.0),
-            longest,
-            keep_features=False,
-            owner=0,
-            token_ids=prompt,
-            salt=salt,
-        )
-        if isinstance(state, Refusal):
+        state = CachedSequence(sequence, 1, 0, SamplingParams(temperature=0.0), len(prompt), False, salt=salt)
+        if self.holdings.admit(state, longest, prompt) is not None:
             return None
         self.spared += state.spared
         self.run(state, prompt[state.cached :])
