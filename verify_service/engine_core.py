@@ -146,14 +146,19 @@ class EngineCore(ABC):
         )
         return self._holdings.admit(opened, reserve_tokens, token_ids)
 
+    def _find(self, sequence: int, epoch: int) -> CachedSequence | None:
+        """What is held under this epoch."""
+        state = self._holdings.states.get(sequence)
+        return None if state is None or state.epoch != epoch else state
+
     def busy(self, sequence: int) -> bool:
         """Whether a pass that has not ended holds what has, or had, this number: it cannot be opened until then."""
         return sequence in self._busy
 
     def spared(self, sequence: int, epoch: int) -> int:
         """Leading tokens of the prompt that were found computed."""
-        state = self._holdings.states.get(sequence)
-        return 0 if state is None or state.epoch != epoch else state.spared
+        state = self._find(sequence, epoch)
+        return 0 if state is None else state.spared
 
     def anchor_logprobs(self, sequence: int) -> tuple[ScoredToken, ...]:
         """Of the token that `first_token` drew; empty when none are asked for."""
@@ -187,10 +192,8 @@ class EngineCore(ABC):
 
     def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
         """Pages for an anchor and as many of `slots` more tokens as there are any for; how many."""
-        state = self._holdings.states.get(sequence)
-        if state is None or state.epoch != epoch:
-            return None
-        return self._holdings.grow_within(state, committed_len, slots)
+        state = self._find(sequence, epoch)
+        return None if state is None else self._holdings.grow_within(state, committed_len, slots)
 
     def kept_rows(self, asked: Sequence[OrderRow]) -> KeptRows:
         """Rows that travel with an order, in one piece, and masks."""
@@ -200,8 +203,8 @@ class EngineCore(ABC):
 
     def _first_mask(self, sequence: int, epoch: int) -> bytes:
         """What the form of its answer lets come next; empty where it has none."""
-        state = self._holdings.states.get(sequence)
-        if state is None or state.epoch != epoch or state.matcher is None or state.matcher.too_slow:
+        state = self._find(sequence, epoch)
+        if state is None or state.matcher is None or state.matcher.too_slow:
             return b""
         try:
             return state.matcher.masks(())[:1].tobytes()
@@ -210,8 +213,8 @@ class EngineCore(ABC):
 
     def features(self, cursor: Cursor, start: int) -> FeatureRun | Refusal:
         """Kept rows of positions start .. committed_len - 2, to fill a drafter with."""
-        state = self._holdings.states.get(cursor.sequence)
-        if state is None or state.epoch != cursor.epoch:
+        state = self._find(cursor.sequence, cursor.epoch)
+        if state is None:
             return unknown(cursor)
         if not state.keep_features:
             return invalid("no feature rows are kept for this sequence")

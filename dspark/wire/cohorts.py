@@ -6,6 +6,7 @@ Columns that do not fit each other raise PeerError with the field's name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from itertools import accumulate, pairwise
 from typing import Protocol, TypeVar
 
@@ -63,16 +64,7 @@ def labels_in(data: bytes, slots: int) -> npt.NDArray[np.float32] | None:
 
 
 def write_draws(of: Draws) -> verify_pb2.Draws:
-    return verify_pb2.Draws(
-        drafter_version=of.drafter_version,
-        slots=of.slots,
-        places=of.places,
-        drift=of.drift,
-        variance=of.variance,
-        blocks=of.blocks,
-        luck=of.luck,
-        luck_variance=of.luck_variance,
-    )
+    return verify_pb2.Draws(**asdict(of))
 
 
 def read_draws(messages: Iterable[verify_pb2.Draws]) -> tuple[Draws, ...]:

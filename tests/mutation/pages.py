@@ -198,8 +198,8 @@ PAGES = [
         ),
         (
             "a resend holds another epoch's rows",
-            "if state is None or state.epoch != cursor.epoch:",
-            "if state is None:",
+            "return None if state is None or state.epoch != epoch else state",
+            "return state",
             (f"{S}::test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one",),
         ),
         (
