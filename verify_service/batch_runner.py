@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -130,11 +131,22 @@ class PreparedBatch(Protocol):
         """Some of its items alone, by their places. Reads no sequence: some may have left meanwhile."""
 
 
+class RuleSaw(NamedTuple):
+    """What the rule saw of one batch, see `Judged`."""
+
+    near_ties: int = 0
+    labels: Mapping[int, npt.NDArray[np.float32]] = MappingProxyType({})
+    draws: Sequence[Draws] = ()
+
+
 class ExecutedBatch(Protocol):
     """What a batch brought, and nobody knows yet."""
 
     @property
     def prepared(self) -> PreparedBatch: ...
+
+    @property
+    def saw(self) -> RuleSaw: ...
 
 
 class BatchFailed(Exception):
@@ -163,12 +175,6 @@ class BatchRunner(Protocol):
         """Blocks that cannot have been drafted count as empty. Raises BatchFailed where the target did not run."""
 
     def commit(self, executed: Any) -> Stepped: ...
-
-    def take_near_ties(self) -> int:
-        """Near-ties of coupled sequences since the last call. By whoever executed."""
-
-    def take_draws(self, items: Sequence[VerifyItem]) -> tuple[Mapping[int, npt.NDArray[np.float32]], Sequence[Draws]]:
-        """What the rule saw since the last call: labels by sequence, and sums by drafters. By whoever executed."""
 
 
 def spoil(prepared: PreparedBatch) -> None:

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.acceptance import DrawsWatch, PackedCase
-from dspark.decoding.draws import Labels
 from dspark.decoding.logprobs import prompt_logprobs
 from dspark.decoding.masking import Masks, in_form, mask
-from dspark.types import NO_Q, Draws, InForm, Refusal, ScoredPrompt, ScoredToken, Verdict
-from verify_service.batch_runner import BatchFailed, PromptChunk, Stepped, spoil
+from dspark.types import NO_Q, InForm, Refusal, ScoredPrompt, ScoredToken, Verdict
+from verify_service.batch_runner import BatchFailed, PromptChunk, RuleSaw, Stepped, spoil
 from verify_service.drafts import unsound
 from verify_service.feature_store import FeatureStore
 from verify_service.judging import Sampler, masks_of, shaper_of, told
@@ -92,6 +91,7 @@ class Executed(NamedTuple):
     """What a pass brought, and nobody knows yet. Tensors are nobody else's: the next pass may run."""
 
     prepared: Prepared
+    saw: RuleSaw
     decided: Sequence[_Complete]
     scored: Sequence[ScoredPrompt | Refusal | None]  # of each chunk
     last_logits: Sequence[Tensor | None]  # of the chunks that end their prompt
@@ -108,7 +108,6 @@ class PackedStep:
     ) -> None:
         """store: of feature rows, the one that `holdings` has."""
         self._runner, self._holdings, self._sampler, self._store = runner, holdings, sampler, store
-        self._near_ties: Counter[int] = Counter()
         self._watch = DrawsWatch(secrets.randbits(128))  # its noise is a secret of this process
         self._rounds = 0
         self._ahead = runner.device.type != "cpu"
@@ -118,17 +117,6 @@ class PackedStep:
 
     def unready(self, state: CachedSequence) -> Refusal | None:
         return unready_params(state)
-
-    def take_near_ties(self) -> int:
-        """Near-ties of coupled sequences since the last call. By whoever executed."""
-        count, self._near_ties = self._near_ties.total(), Counter()
-        return count
-
-    def take_draws(self, items: Sequence[VerifyItem]) -> tuple[dict[int, Labels], list[Draws]]:
-        """What the rule saw since the last call: labels by sequence, and sums by the drafters of these items. By
-        whoever executed."""
-        labels = self._watch.labels()
-        return labels, self._watch.sums({item.cursor.sequence: item.drafter for item in items}) if labels else []
 
     def run(self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk] = ()) -> Stepped:
         """Runs, judges, commits. Chunks are of different prompts."""
@@ -181,7 +169,11 @@ class PackedStep:
         ahead, taps = None, result.taps
         if self._ahead and drafted and self._store is not None and taps is not None:
             ahead = self._store.under_way(taps[: prepared.tokens])
-        decided = self._decide(prepared, result) if items else []
+        near_ties: Counter[int] = Counter()
+        decided = self._decide(prepared, result, near_ties) if items else []
+        labels = self._watch.labels()
+        draws = self._watch.sums({item.cursor.sequence: item.drafter for item in items}) if labels else []
+        saw = RuleSaw(near_ties.total(), labels, draws)
         committed = [
             _Committed(state, state.cached, [item.anchor, *item.draft_ids[: each[0]]], case.first_row)
             for state, item, case, each in zip(prepared.states, items, prepared.cases, decided, strict=True)
@@ -201,14 +193,14 @@ class PackedStep:
             row += count
         kept = [each for each in committed if each.state.keep_features] if self._store is not None else []
         rows, owed = self._project(kept, result.taps, ahead, now=drafted)
-        return Executed(prepared, decided, scored, last_logits, kept, rows, owed)
+        return Executed(prepared, saw, decided, scored, last_logits, kept, rows, owed)
 
-    def _decide(self, prepared: Prepared, result: Pass) -> list[_Complete]:
+    def _decide(self, prepared: Prepared, result: Pass, near_ties: Counter[int]) -> list[_Complete]:
         items, cases, masks = prepared.items, prepared.cases, prepared.masks
         self._rounds += 1
         due = len(items) < MANY or self._rounds % EVERY == 0
         mask(result.logits, [(case.first_row, each) for case, each in zip(cases, masks, strict=True) if _is_mask(each)])
-        decisions = self._sampler(result.logits, cases, self._near_ties, self._watch if due else None)
+        decisions = self._sampler(result.logits, cases, near_ties, self._watch if due else None)
         return [
             refused
             if isinstance(refused, Refusal)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from dspark.pages import Slots
 from dspark.runtime.cost_store import Curve
@@ -22,9 +21,9 @@ from dspark.synthetic.oracle import Ints, SyntheticOracle
 from dspark.synthetic.pace import Pace
 from dspark.synthetic.rows import DTYPE, row_values
 from dspark.synthetic.spec import SyntheticSpec, load_spec
-from dspark.types import Constraint, Cursor, Draws, Refusal, SamplingParams, Verdict
+from dspark.types import Constraint, Cursor, Refusal, SamplingParams, Verdict
 from dspark.wire.orders import PackedRows
-from verify_service.batch_runner import Grammar, PromptChunk, Stepped
+from verify_service.batch_runner import Grammar, PromptChunk, RuleSaw, Stepped
 from verify_service.config import KV_TOKENS, VerifyConfig
 from verify_service.drafts import unsound
 from verify_service.engine_core import EngineCore
@@ -100,6 +99,7 @@ class SyntheticExecuted(NamedTuple):
     """Keeps `ExecutedBatch`."""
 
     prepared: SyntheticBatch
+    saw: RuleSaw = RuleSaw()
 
 
 class SyntheticStep:
@@ -184,12 +184,6 @@ class SyntheticStep:
             state.cached += count
         if runs:
             self._store.put(self._holdings.where(runs), np.array(firsts, np.int64))
-
-    def take_near_ties(self) -> int:
-        return 0
-
-    def take_draws(self, items: Sequence[VerifyItem]) -> tuple[Mapping[int, npt.NDArray[np.float32]], Sequence[Draws]]:
-        return {}, ()
 
 
 def _index(slots: Slots | Sequence[int]) -> slice | Ints:

@@ -9,14 +9,12 @@ on the thread that owns sequences and pages, and is always called once `run` is 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import structlog
 
-from dspark.types import Draws, Refusal, RefusalReason, Verdict
+from dspark.types import Refusal, RefusalReason, Verdict
 from verify_service.batch_runner import (
     BatchFailed,
     BatchRunner,
@@ -60,9 +58,6 @@ class UnderWay:
         self._step, self._items, self._outcomes, self._batches = step, items, outcomes, batches
         self._ran: list[tuple[Sequence[int], ExecutedBatch]] = []
         self._spoilt: list[PreparedBatch] = []
-        self._labels: Mapping[int, npt.NDArray[np.float32]] = {}
-        self._draws: Sequence[Draws] = ()
-        self._near_ties = 0
         self._error: Exception | None = None  # of the pass that failed last
         self._spent_ns = time.perf_counter_ns() - began_ns
 
@@ -71,8 +66,6 @@ class UnderWay:
         began = time.perf_counter_ns()
         for batch in self._batches:
             self._run(batch)
-        self._labels, self._draws = self._step.take_draws(self._items)
-        self._near_ties = self._step.take_near_ties()
         self.failure = None if self._ran else self._error
         self._spent_ns += time.perf_counter_ns() - began
 
@@ -119,14 +112,15 @@ class UnderWay:
                     progress.append(Progress(prefill, len(chunk.token_ids), done))
         if self.riders and not progress:
             progress = [Progress(prefill, 0, False, FAILED) for prefill, _ in self.riders]
+        saw = [executed.saw for _, executed in self._ran]
         judged = Judged(
             outcomes=[outcomes.get(index, FAILED) for index in range(len(self._items))],
             tokens=tokens,
             forward_ns=self._spent_ns + time.perf_counter_ns() - began,
-            near_ties=self._near_ties,
+            near_ties=sum(each.near_ties for each in saw),
             prefill_tokens=sum(each.tokens for each in progress),
-            labels=self._labels,
-            draws=self._draws,
+            labels={sequence: label for each in saw for sequence, label in each.labels.items()},
+            draws=[one for each in saw for one in each.draws],
         )
         return judged, progress
 
