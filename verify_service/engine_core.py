@@ -303,7 +303,7 @@ class EngineCore(ABC):
         given = self._ask(items, runnable, outcomes)
         riders: list[Rider] = []
         batches: list[Batch] = []
-        waiting = deque(self._batches(given))
+        waiting: deque[Sequence[int]] = deque(self._batches(given))
         while waiting:
             indices, riding = waiting.popleft(), list[Rider]()
             if not batches:

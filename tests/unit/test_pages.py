@@ -26,6 +26,8 @@ def test_a_step_gets_all_the_pages_it_asks_for_or_none() -> None:
     assert pool.release("b") == 1
     assert pool.release("b") == 0
     assert pool.grow("a", 32)
+    with pytest.raises(ValueError, match="outside"):
+        pool.slots("a", 0, 33)
 
 
 def test_while_memory_is_plentiful_everybody_grows_in_a_row() -> None:
