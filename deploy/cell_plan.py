@@ -61,8 +61,10 @@ def plan_topology(
     environ: Mapping[str, str],
     port: int,
     token_files: Mapping[str, Path],
+    most: Mapping[ProcessRole, int] | None = None,
 ) -> Topology:
-    """Every process with its resolved settings; a wrong key or value is found here, before anything starts."""
+    """Every process with its resolved settings; a wrong key or value is found here, before anything starts. most: how
+    many of each role there may come to be, where that are more than there are at first."""
     shared: dict[str, object] = {
         "target": config.target,
         "drafter": config.drafter,
@@ -99,10 +101,10 @@ def plan_topology(
         own["served_model"] = own["served_model"] or settings[ProcessRole.COORDINATOR]["served_model"]
     if config.address is not None:  # who joins a cluster does not know what its machines have
         return desired(config, settings, None)
-    for role, count in ((ProcessRole.VERIFY, config.verifiers), (ProcessRole.DRAFT, config.drafters)):
-        settings[role]["threads"] = threads_of(role, settings[role], count)
-    threads = max(settings[role]["threads"] for role in (ProcessRole.VERIFY, ProcessRole.DRAFT))
-    return desired(config, settings, homes(usable(), threads))
+    workers = {ProcessRole.VERIFY: config.verifiers, ProcessRole.DRAFT: config.drafters}
+    for role, count in workers.items():
+        settings[role]["threads"] = threads_of(role, settings[role], max(count, (most or {}).get(role, 0)))
+    return desired(config, settings, homes(usable(), max(settings[role]["threads"] for role in workers)))
 
 
 def within(config: ClusterConfig, autoscale: AutoscaleConfig) -> ClusterConfig:
@@ -112,6 +114,21 @@ def within(config: ClusterConfig, autoscale: AutoscaleConfig) -> ClusterConfig:
     verifiers = min(max(config.verifiers, autoscale.min_verifiers), autoscale.max_verifiers)
     drafters = min(max(config.drafters, autoscale.min_drafters), autoscale.max_drafters)
     return replace(config, verifiers=verifiers, drafters=0 if config.drafter == NO_DRAFTER else drafters)
+
+
+def largest(config: ClusterConfig, autoscale: AutoscaleConfig) -> dict[ProcessRole, int]:
+    """How many processes of each role there may come to be by themselves."""
+    most = {
+        ProcessRole.COORDINATOR: 1,
+        ProcessRole.VERIFY: config.verifiers,
+        ProcessRole.DRAFT: config.drafters,
+        ProcessRole.FRONTEND: config.frontends,
+    }
+    if autoscale.enabled:
+        most[ProcessRole.VERIFY] = max(config.verifiers, autoscale.max_verifiers)
+        if config.drafter != NO_DRAFTER:
+            most[ProcessRole.DRAFT] = max(config.drafters, autoscale.max_drafters)
+    return most
 
 
 def has_http() -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from deploy import footprint
 from deploy.autoscale import AutoscaleConfig
 from deploy.awaiting import Say, await_lanes, await_replicas
-from deploy.cell_plan import has_http, plan_topology, token_files, within
+from deploy.cell_plan import has_http, largest, plan_topology, token_files, within
 from deploy.config import ClusterConfig
 from deploy.fleet import NothingStarted
 from deploy.head import Head, free_ports, start_head, stop_head
@@ -68,7 +68,8 @@ def bring_up(
     (port,) = [config.port] if config.port else free_ports(1)
     if config.address is None:
         check_listeners([("cluster.port" if config.port else "cluster.bind", f"{config.bind}:{port}")])
-    topology = plan_topology(config, file=file, environ=environ, port=port, token_files=files)
+    most = largest(config, autoscale)
+    topology = plan_topology(config, file=file, environ=environ, port=port, token_files=files, most=most)
     secrets = {key: write_token(path) for key, path in files.items()}
     if "client_token_file" in secrets:
         say(f"clients from elsewhere need the token in {files['client_token_file']}")
@@ -134,7 +135,7 @@ def _serve(
         check_guarded(cell.ray_address, insecure=config.insecure)
         if cell.dashboard:
             say(f"Ray's dashboard: {cell.dashboard} (it asks for the token in {state_dir() / 'ray_token'})")
-        topology = _reserved(topology, config, autoscale, cluster.nodes(), say)
+        topology = _reserved(topology, config, largest(config, autoscale), cluster.nodes(), say)
         conduct = cluster.Supervision(
             config.cell, config.start_timeout_s, config.place_timeout_s, config.drain_s, autoscale
         )
@@ -155,13 +156,9 @@ def _serve(
 
 
 def _reserved(
-    topology: Topology, config: ClusterConfig, autoscale: AutoscaleConfig, nodes: Sequence[Node], say: Say
+    topology: Topology, config: ClusterConfig, most: Mapping[ProcessRole, int], nodes: Sequence[Node], say: Say
 ) -> Topology:
     """The cell with what Ray is to reserve for each process."""
-    most = {role: topology.count(role) for role in ProcessRole}
-    if autoscale.enabled:
-        most[ProcessRole.VERIFY] = max(most[ProcessRole.VERIFY], autoscale.max_verifiers)
-        most[ProcessRole.DRAFT] = max(most[ProcessRole.DRAFT], autoscale.max_drafters if topology.has_drafter else 0)
     memory = {role: footprint.of(role, template.settings) for role, template in topology.templates.items()}
     topology, warning = reserve(topology, config, nodes, most=most, memory=memory)
     if warning:

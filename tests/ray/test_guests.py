@@ -114,9 +114,14 @@ def test_two_cells_of_one_cluster_keep_apart(host: dict[str, str], tmp_path: Pat
 def test_a_signal_while_processes_start_takes_back_what_was_started(host: dict[str, str], tmp_path: Path) -> None:
     guest = Guest(host, tmp_path)
     up = subprocess.Popen([*DSPARK, *UP], stderr=subprocess.PIPE, text=True, env=guest.environment)
-    assert up.stderr is not None
-    assert any(line.startswith("ray: joined") for line in up.stderr)
-    up.send_signal(signal.SIGTERM)
-    up.communicate(timeout=LIMIT_S)
-    assert up.returncode == 130
+    try:
+        assert up.stderr is not None
+        assert any(re.match(r"\w+/0: ", line) for line in up.stderr), "its controller tells of its processes"
+        up.send_signal(signal.SIGTERM)
+        up.communicate(timeout=LIMIT_S)
+        assert up.returncode == 130
+    finally:
+        up.kill()
     assert "no cluster is running here" in guest.refused("status")
+    guest.run(*UP)  # nobody of that name is left in the cluster
+    guest.run("down", "--now")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from conductor import conducting, planned
 from faults.oracle import plain_greedy
@@ -59,8 +60,14 @@ async def test_what_it_says_of_itself_and_the_stored_cost_curve(golden_target: P
         np.testing.assert_array_equal(codec.read_cost(said.cost)[2], curve[2])  # type: ignore[index]
 
 
-async def test_several_threads_are_those_of_passes_alone(golden_target: Path) -> None:
-    async with verifier(golden_target, threads=2) as process:
+@pytest.mark.parametrize("said", [{"threads": 2}, {}])
+async def test_several_threads_are_those_of_passes_alone(
+    golden_target: Path, golden_drafter: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, int]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1" if said else "2")  # what counts where no setting says it
+    async with verifier(golden_target, **said) as process:
         worker = process.worker
         assert await worker.passes.run(torch.get_num_threads) == 2
         assert await worker.device.run(torch.get_num_threads) == 1
+    async with drafter(golden_drafter, **said) as process:
+        assert await process.worker.device.run(torch.get_num_threads) == 2

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from deploy.cell_plan import plan_topology
+from deploy.autoscale import AutoscaleConfig
+from deploy.cell_plan import largest, plan_topology
 from deploy.config import ClusterConfig
-from deploy.topology import homes, resized
+from deploy.topology import ProcessRole, homes, resized
 
 
 @pytest.fixture(autouse=True)
@@ -22,10 +25,11 @@ def _two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
 ONE_THREAD = {"DSPARK_VERIFY__THREADS": "1"}
 
 
-def _said(key: str, config: ClusterConfig, **environ: str) -> dict[str, object]:
-    topology = plan_topology(
-        config, file=None, environ=environ, port=4242, token_files={"token_file": Path("/s/token")}
-    )
+def _said(
+    key: str, config: ClusterConfig, most: Mapping[ProcessRole, int] | None = None, **environ: str
+) -> dict[str, object]:
+    files = {"token_file": Path("/s/token")}
+    topology = plan_topology(config, file=None, environ=environ, port=4242, token_files=files, most=most)
     return {replica.name: replica.settings.get(key) for replica in resized(topology, 2, 2).replicas}
 
 
@@ -59,6 +63,17 @@ def test_where_nobody_says_the_verifier_has_both_and_several_share_them() -> Non
     two = ClusterConfig(target="t", drafter="d", verifiers=2)
     assert _said("threads", two)["verify/0"] == 1
     assert _said("threads", config, DSPARK_VERIFY__CPUS="3")["verify/0"] == 1
+
+
+def test_workers_that_autoscaling_may_bring_have_their_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dspark.runtime.process.usable", lambda: tuple(range(16)))
+    config = ClusterConfig(target="t", drafter="d")
+    grows = AutoscaleConfig(enabled=True, max_verifiers=4, max_drafters=2)
+    for most, threads in ((largest(config, grows), (3, 2)), (largest(config, AutoscaleConfig()), (12, 4))):
+        said = _said("threads", config, most=most)
+        assert (said["verify/0"], said["draft/0"]) == threads
+    alone = replace(config, drafter="none", drafters=0)
+    assert largest(alone, grows)[ProcessRole.DRAFT] == 0
 
 
 def test_a_cluster_that_is_joined_is_left_to_its_machines() -> None:
