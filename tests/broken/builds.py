@@ -41,7 +41,7 @@ BUILDS = (
     ),
     Build(
         "rows shifted by a position", "12", "drafters gone", "verify_service/feature_push.py",
-        "start_position=run.start + first,", "start_position=run.start + first + 1,",
+        "start_position=run.start,", "start_position=run.start + 1,",
     ),
     Build(
         "a resend that skips a page", "12", "drafters gone", "verify_service/engine_core.py",
