@@ -1,7 +1,8 @@
-"""What parts bring, by doing without them, both engines in this process.
+"""What parts bring, by doing without them: of tau and kernels with both engines in this process.
 
 python -m benchmarks.ablations tau         # accepted lengths: entries of q, rule, precision of rows, missing rows
 python -m benchmarks.ablations kernels     # tokens a second: each kernel for CPUs, and `torch.compile`
+python -m benchmarks.ablations threads     # tokens a second: one thread a worker, and processors divided
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.ablations import kernels, tau
+from benchmarks.ablations import kernels, tau, threads
 from benchmarks.pair import add_arguments, chosen
 from benchmarks.row import only_rows
 
@@ -19,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.ablations", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["tau", "kernels"])
+    parser.add_argument("what", choices=["tau", "kernels", "threads"])
     add_arguments(parser)
     parser.add_argument("--table", type=Path, metavar="FILE", help="the table as JSON; kernels are added to it")
     parser.add_argument("--quick", action="store_true", help=f"of tau: {tau.QUICK_PROMPTS} prompts a domain")
@@ -32,6 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     pair = chosen(args)
     if args.what == "tau":
         row = tau.row(pair, quick=args.quick, table=args.table, shown=not args.json)
+    elif args.what == "threads":
+        row = threads.row(pair)
     else:
         row = kernels.row(pair, args.kernel, args.context, args.repetitions, args.table)
     return row.show(as_json=args.json)
