@@ -58,4 +58,4 @@ async def compare(pair: Pair) -> dict[str, dict[str, float]]:
 def row(pair: Pair) -> Row:
     table = asyncio.run(compare(pair))
     holds = all(found["ratio"] >= LEAST for found in table.values())
-    return Row("B13", "tokens a second where processors are divided, over one thread each", table, ">= 1", holds)
+    return Row("B11", "tokens a second where processors are divided, over one thread each", table, ">= 1", holds)
