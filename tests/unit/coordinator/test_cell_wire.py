@@ -115,6 +115,11 @@ def test_errors_keep_whose_fault_they_are(error: Exception) -> None:
     assert (type(back), str(back), vars(back)) == (type(error), str(error), vars(error))
 
 
+def test_a_drop_as_an_earlier_version_wrote_it_is_not_read_as_a_failure_of_another_kind() -> None:
+    drop = bytes([4 << 3 | 2, 4, 1 << 3, 7, 2 << 3, 1])  # in field 4: of call 7, the client went away
+    assert not frontend_pb2.FrontendBatch.FromString(drop).drops
+
+
 def test_terms_are_kept() -> None:
     limits = Limits(256, 4096, 65536, (0, 2), False, parse_policy("fixed:3"), Rule.BLOCK)
     terms = CellTerms("target", "drafter", 7, limits, "5eed", ready=False)
