@@ -5,7 +5,8 @@ that comes. Against the end of the machine `sync` says when it reaches the disk:
 "interval" within `sync_s`, from a thread of its own. When a segment is full the next one begins with all that is
 still of use, is put in place whole or not at all, and takes the old one's place; so the folder never holds more than
 two segments. Where that is most of a segment already, the next may grow to twice of it: else it would be full at once,
-and everything be written again with every record. One process writes a folder at a time. See ADR 23.
+and everything be written again with every record. Files of another format, which another version of the software may
+want again, are told of and left. One process writes a folder at a time. See ADR 23.
 """
 
 from __future__ import annotations
@@ -60,11 +61,14 @@ class JournalFile:
         """Every whole record of earlier processes, oldest first."""
         for path in self._segments():
             self._number = max(self._number, int(path.stem.split("-")[1]))
-            yield from _records(path)
+            if _is_segment(path):
+                yield from _records(path)
+            else:
+                log.warning("journal.other_format", file=path.name)
 
     def begin(self, records: Sequence[bytes]) -> None:
         """Starts a segment with these; older ones go once it is on the disk."""
-        old = self._segments()
+        old = [path for path in self._segments() if _is_segment(path)]
         self._number += 1
         path = self._folder / f"journal-{self._number:012d}.log"
         draft = path.with_suffix(".new")
@@ -125,11 +129,13 @@ def _write(descriptor: int, content: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
+def _is_segment(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
 def _records(path: Path) -> Iterator[bytes]:
     content = path.read_bytes()
-    if not content.startswith(MAGIC):
-        log.warning("journal.no_segment", file=path.name)
-        return
     at = len(MAGIC)
     while len(head := content[at : at + _HEAD.size]) == _HEAD.size:
         length, checksum = _HEAD.unpack(head)

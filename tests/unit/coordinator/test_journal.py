@@ -5,8 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import structlog
 
 from coordinator.answers.answer import CommittedTokens, End, Reason
+from coordinator.cells import journal_file
 from coordinator.cells.journal import MAX_KEPT, Journal, digest
 from coordinator.cells.journal_file import JournalFile
 from coordinator.requests.request import Request
@@ -93,6 +95,25 @@ def test_a_damaged_tail_costs_the_tail_alone(tmp_path: Path, damage: str) -> Non
     found = again.find("r")
     assert (found is None) if damage == "no magic" else (found is not None and found.answers[0].tokens == [1, 2])
     again.close()
+
+
+def test_a_file_of_another_format_is_told_of_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_file, "log", structlog.get_logger())  # one that no test before this one has configured
+    other, content = tmp_path / "journal-000000000007.log", b"DSPKJNL1" + bytes(64)
+    other.write_bytes(content)
+    for tokens in ([], [1], [1, 2]):  # processes that go on beside it
+        with structlog.testing.capture_logs() as lines:
+            journal = on_disk(tmp_path, segment=64)
+        told = [(line["event"], line["file"]) for line in lines if "file" in line]
+        assert told == [("journal.other_format", other.name)]
+        found = journal.find("r")
+        assert (found.answers[0].tokens if found is not None else []) == tokens
+        entry = journal.open(request(), found)
+        journal.committed(entry, CommittedTokens((len(tokens) + 1,), None))
+        journal.write()
+        journal.close()
+        assert other.read_bytes() == content
+        assert len([*tmp_path.glob("journal-*")]) == 2
 
 
 def test_the_folder_stays_bounded_and_nothing_that_runs_is_lost(tmp_path: Path) -> None:
