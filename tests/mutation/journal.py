@@ -7,6 +7,7 @@ from tests.mutation.mutant import caught_by, harmless, in_file
 C = "tests/unit/coordinator/"
 JOURNAL = (f"{C}test_journal.py",)
 RESUME = (f"{C}test_resumption.py",)
+WIRE = (f"{C}test_cell_wire.py",)
 
 JOURNALS = [
     *in_file(
@@ -93,6 +94,40 @@ JOURNALS = [
                 "a journal loses a commit",
                 "CommittedTokens(piece.tokens, end, piece.index, piece.logprobs)",
                 "CommittedTokens((), end, piece.index)",
+            ),
+        ),
+    ),
+    *in_file(
+        "coordinator/cells/journal_file.py",
+        *caught_by(
+            JOURNAL,
+            (
+                "a file of another format goes with the segments before",
+                "old = [path for path in self._segments() if _is_segment(path)]",
+                "old = self._segments()",
+            ),
+        ),
+    ),
+    *in_file(
+        "coordinator/cells/cell_wire.py",
+        *caught_by(
+            WIRE,
+            ("log-probabilities are read of another commit", "logprobs.get(at, ())", "logprobs.get(at + 1, ())"),
+            ("tokens of two answers in a batch are mixed up", "        start = stop\n", "        start += 1\n"),
+            (
+                "an answer ends with its first commit in a batch",
+                "at for at in range(count)} if ends",
+                "at for at in reversed(range(count))} if ends",
+            ),
+            (
+                "an end without a commit is not written",
+                "        if piece.end is not None:\n",
+                "        if piece.end is not None and piece.tokens:\n",
+            ),
+            (
+                "an end without a commit is not read",
+                "    for (call, index), end in ends.items():",
+                "    for (call, index), end in [*ends.items()][:0]:",
             ),
         ),
     ),
