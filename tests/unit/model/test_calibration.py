@@ -74,6 +74,22 @@ def _greedy(temperatures: list[Any], offsets: list[Any] | None = None) -> dict[s
     return {"rules": {"block": {"greedy": fit}}}
 
 
+BARE: dict[str, Any] = {"greedy": [1.0, 2.0, 0.5], "sampled": [1.5, 1.5, 1.5]}
+
+
+@pytest.mark.parametrize(
+    ("earlier", "named"),
+    [
+        ({"version": 1, "top_k_cut": 64, "rule": "token", "buckets": BARE}, "version: expected 3, found 1"),
+        ({"version": 2, "top_k_cut": 64, "rules": {"token": BARE}}, "version: expected 3, found 2"),
+    ],
+)
+def test_a_file_of_an_earlier_version_is_refused_by_name(tmp_path: Path, earlier: dict[str, Any], named: str) -> None:
+    (tmp_path / "calibration.json").write_text(json.dumps(earlier))
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/calibration.json: {named}"):
+        load_calibration(tmp_path, block_size=3)
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

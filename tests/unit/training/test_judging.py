@@ -119,22 +119,24 @@ def test_calibrate_writes_what_drafters_read(
     def run(*, offsets: bool = True) -> dict[str, object]:
         return calibrate(
             golden_target,
-            golden_drafter,
+            tmp_path / "drafter",
             [prompts],
             new_tokens=10,
             temperatures=(1.0,),
-            out=tmp_path / "drafter",
             plots=tmp_path / "plots",
             offsets=offsets,
             bar=False,
         )
 
+    shutil.copytree(golden_drafter, tmp_path / "drafter")
+    (tmp_path / "drafter" / "calibration.json").write_text('{"version": 1}')  # which no drafter reads any more
     report = run()
     made = load_calibration(tmp_path / "drafter", block_size=7)
     assert set(made.rules) == {"token", "block", "coupled"}
     assert made.top_k_cut == 64
     for fit in report["fits"]:  # type: ignore[attr-defined]
         assert fit["few_rounds"]
+        assert len(fit["auc_each"]) == len(fit["temperatures"]) == 7
     assert made.rules["token"]["sampled"].offsets
     run(offsets=False)
     assert not load_calibration(tmp_path / "drafter", block_size=7).rules["token"]["sampled"].offsets

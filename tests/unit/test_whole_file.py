@@ -1,0 +1,38 @@
+"""A file is there whole or not at all, whoever reads meanwhile and whatever fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dspark.whole_file import placed
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_who_reads_meanwhile_finds_what_was_there(tmp_path: Path, lasts: bool) -> None:
+    path = tmp_path / "file"
+    for before, after in (("", "first"), ("first", "second")):
+        with placed(path, mode=0o600, lasts=lasts) as partial:
+            partial.write_text(after)
+            assert (path.read_text() if path.exists() else "") == before
+        assert (path.read_text(), path.stat().st_mode & 0o777) == (after, 0o600)
+    assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
+def test_of_a_block_that_fails_nothing_is_left(tmp_path: Path, failure: type[BaseException]) -> None:
+    path = tmp_path / "file"
+    for before in ([], [path]):
+        for each in before:
+            each.write_text("before")
+        with pytest.raises(failure):
+            _fail_half_way(path, failure)
+        assert [*tmp_path.iterdir()] == before
+    assert path.read_text() == "before"
+
+
+def _fail_half_way(path: Path, failure: type[BaseException]) -> None:
+    with placed(path) as partial:
+        partial.write_text("half")
+        raise failure
