@@ -160,6 +160,7 @@ def test_anthropic_s_own_loop_over_tools_goes_on_without_a_thread(claude: anthro
     ("fields", "named"),
     [
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
+        ({"system": [{"text": "x"}]}, "system[0]: must"),
         ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].role"),
         ({"messages": [USER, {"role": "assistant", "content": [USE]}, USER]}, "messages[1].content[0].input"),
         ({"messages": [USER, {"role": "assistant", "content": ""}]}, "messages:"),
@@ -255,6 +256,7 @@ def test_a_response_in_a_form(client: openai.OpenAI) -> None:
         ({"conversation": "conv_1"}, "conversation"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"text": "x"}]}]}, "input[0].content[0]"),
         ({"input": []}, "input"),
         ({"input": [USER, {"role": "assistant", "content": "a"}, CALL, USER]}, "input[2].arguments"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),

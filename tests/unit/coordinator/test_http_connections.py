@@ -39,14 +39,13 @@ class Application:
         self.held = asyncio.Event()
         self.running = 0
         self.said: list[str] = []
-        self.unread_s = 0.2
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.running += 1
         try:
             if scope["path"] == "/stream":
                 gone, cut = lambda: self.said.append("gone"), lambda: self.said.append("cut")
-                return await EventStream(_endless(), gone, unread_s=self.unread_s, on_cut=cut)(scope, receive, send)
+                return await EventStream(_endless(), gone, unread_s=0.2, on_cut=cut)(scope, receive, send)
             if scope["path"] == "/held":
                 await self.held.wait()
             if scope["path"] == "/gone":
