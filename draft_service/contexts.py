@@ -21,6 +21,7 @@ from draft_service.interface import Rows as Rows
 from dspark.decoding.shaping import Shaper
 from dspark.model.family import ContextTokens, Drafter, Entries, PagedEntries
 from dspark.model.scratch import Scratch
+from dspark.pages import Slots, together
 from dspark.types import Refusal, SamplingParams
 
 PASS_TOKENS = 256  # of one sequence in one pass of a drafter whose entries depend on those before
@@ -67,21 +68,20 @@ class ContextStore(ContextTable[DraftContext]):
         """All chunks in one go; the watermark of each chunk's sequence afterwards, or why not."""
         admitted = [self.admit(chunk) for chunk in chunks]
         fresh: list[tuple[DraftContext, Rows]] = []
-        slots: list[int] = []
-        positions: list[int] = []
-        token_ids: list[int] = []
+        slots, positions, token_ids = list[Slots](), list[range](), list[int]()
         for chunk, context in zip(chunks, admitted, strict=True):
             stop = chunk.start + len(chunk.rows)
             if isinstance(context, Context) and context.epoch == chunk.epoch and not context.covers(chunk.start, stop):
                 fresh.append((context, chunk))
-                slots.extend(self.pages.slots(chunk.sequence, chunk.start, stop))
+                slots.append(self.pages.slots(chunk.sequence, chunk.start, stop))
                 token_ids.extend(chunk.token_ids or [0] * len(chunk.rows))
-                positions.extend(range(chunk.start, stop))
+                positions.append(range(chunk.start, stop))
         if fresh:
             rows = fresh[0][1].rows if len(fresh) == 1 else torch.cat([chunk.rows for _, chunk in fresh])
-            where = torch.tensor([positions, slots], dtype=torch.int64, device=self._device)
+            at = np.stack((together(positions), together(slots)))
+            where = torch.from_numpy(at).to(self._device)
             rows = rows.to(self._device, self._dtype)
-            self._token_ids[slots] = token_ids
+            self._token_ids[at[1]] = token_ids
             if self.in_order:
                 self._rows.index_copy_(0, where[1], rows)
             else:
@@ -144,8 +144,8 @@ class ContextStore(ContextTable[DraftContext]):
 
     def rows_at(self, members: Sequence[tuple[int, int]]) -> Tensor:
         """Kept rows at one (sequence, position) each -> [n, H]."""
-        slots = [self.pages.slots(sequence, at, at + 1)[0] for sequence, at in members]
-        return self._rows.index_select(0, torch.tensor(slots, dtype=torch.int64, device=self._device))
+        slots = together(self.pages.slots(sequence, at, at + 1) for sequence, at in members)
+        return self._rows.index_select(0, torch.from_numpy(slots).to(self._device))
 
     def shaper(self, sequence: int, params: SamplingParams, through: int) -> Shaper:
         """What the parameters make of logits after the rows below `through`. A token id that was not told or cannot be
@@ -156,21 +156,19 @@ class ContextStore(ContextTable[DraftContext]):
         return context.shaper.extend(self._known_ids(context, context.shaper.length, through))
 
     def _known_ids(self, context: Context, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        slots = self.pages.slots(context.sequence, start, stop)
+        slots = together([self.pages.slots(context.sequence, start, stop)])
         return np.minimum(self._token_ids[slots], self._drafter.config.vocab_size - 1)
 
     def _make_pairs(self, behind: list[DraftContext]) -> None:
         """Entries of a row and the token after it, of all contexts at once."""
         lag = self._needs.lag
-        slots: list[int] = []
-        positions: list[int] = []
-        ids = []
+        slots, positions, ids = list[Slots](), list[range](), []
         for context in behind:
             stop = context.watermark - lag
-            slots.extend(self.pages.slots(context.sequence, context.made, stop))
-            positions.extend(range(context.made, stop))
+            slots.append(self.pages.slots(context.sequence, context.made, stop))
+            positions.append(range(context.made, stop))
             ids.append(self._known_ids(context, context.made + lag, stop + lag))
-        where = torch.tensor([positions, slots], dtype=torch.int64, device=self._device)
+        where = torch.from_numpy(np.stack((together(positions), together(slots)))).to(self._device)
         token_ids = torch.from_numpy(np.concatenate(ids)).to(self._device)
         rows = self._rows.index_select(0, where[1])
         self._drafter.ingest_into(ContextTokens(rows, token_ids, where[0]), self._keys, self._values, where[1])
@@ -181,10 +179,10 @@ class ContextStore(ContextTable[DraftContext]):
         """The next entries of some contexts, which depend on those before; all of them have a past, or a lone one."""
         counts = [min(context.watermark - context.made, PASS_TOKENS) for context in behind]
         ids = np.zeros((len(behind), max(counts)), np.int64)
-        slots: list[int] = []
+        slots: list[Slots] = []
         for row, (context, count) in enumerate(zip(behind, counts, strict=True)):
             ids[row, :count] = self._known_ids(context, context.made, context.made + count)
-            slots.extend(self.pages.slots(context.sequence, context.made, context.made + count))
+            slots.append(self.pages.slots(context.sequence, context.made, context.made + count))
         made = torch.tensor([context.made for context in behind], device=self._device)
         tokens = ContextTokens(
             None,
@@ -193,7 +191,7 @@ class ContextStore(ContextTable[DraftContext]):
         )
         past = self.entries([(context.sequence, context.made) for context in behind]) if behind[0].made else None
         keys, values = self._drafter.ingest(tokens, past)  # [L, n, T, Hkv, hd]; padding comes last and is left out
-        index = torch.tensor(slots, dtype=torch.int64, device=self._device)
+        index = torch.from_numpy(together(slots)).to(self._device)
         self._keys.index_copy_(1, index, _unpadded(keys, counts))
         self._values.index_copy_(1, index, _unpadded(values, counts))
         for context, count in zip(behind, counts, strict=True):

@@ -11,7 +11,7 @@ Invariant: `free` counts the pages without a holder; nobody writes to a page tha
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -84,8 +84,7 @@ class KVBlockPool:
             return False
         table = self._tables[key] = _Table()
         self._give(table, shared)
-        for page in shared:
-            self.retain(page)
+        self.retain(shared)
         goes_on = bool(shared) and self._is_open(shared[-1] + 1)
         wanted = self.pages_for(longest) - len(shared)
         if not goes_on and (home := self._home(wanted)) is not None:
@@ -101,20 +100,19 @@ class KVBlockPool:
             return True
         if need > self.free:
             return False
-        taken: list[int] = []
         page = table.pages[-1] + 1 if table.pages else table.wish[0]
         first, last = table.wish
-        while len(taken) < need and ((first <= page < last and self._holders[page] == 0) or self._is_open(page)):
-            taken.append(page)
-            page += 1
-        for page in taken:
-            self._holders[page] = 1
-        if len(taken) < need:
-            more = self._elsewhere(need - len(taken))
+        wished = self._wished[page : page + need].copy()
+        wished[max(first - page, 0) : max(last - page, 0)] = False  # by itself
+        taken = np.flatnonzero((self._holders[page : page + need] != 0) | wished)
+        behind = int(taken[0]) if len(taken) else len(wished)  # pages that go on in the row
+        self._holders[page : page + behind] = 1
+        self._give(table, range(page, page + behind))
+        if behind < need:
+            more = self._elsewhere(need - behind)
             self._holders[more] = 1
-            taken += more
-        self._give(table, taken)
-        self.free -= len(taken)
+            self._give(table, more)
+        self.free -= need
         return True
 
     def slots(self, key: Hashable, start: int, stop: int) -> Slots:
@@ -136,12 +134,13 @@ class KVBlockPool:
         self._wished[table.wish[0] : table.wish[1]] = False
         return self.let_go(table.pages)
 
-    def retain(self, page: int) -> None:
-        """One more holder of a page that has one."""
-        if self._holders[page] < 1:
-            raise ValueError(f"nobody holds page {page}")
-        self.idle -= bool(self._kept[page] and self._holders[page] == 1)
-        self._holders[page] += 1
+    def retain(self, pages: Sequence[int]) -> None:
+        """One more holder of each of different pages that have one."""
+        these = np.array(pages, np.int64)
+        if (self._holders[these] < 1).any():
+            raise ValueError(f"nobody holds one of pages {pages}")
+        self.idle -= int((self._kept[these] & (self._holders[these] == 1)).sum())
+        self._holders[these] += 1
 
     def let_go(self, pages: Sequence[int]) -> int:
         """One holder less of each of different pages; returns how many became free."""
@@ -154,12 +153,13 @@ class KVBlockPool:
         self.idle += int((self._kept[these] & (self._holders[these] == 1)).sum())
         return empty
 
-    def keep(self, page: int) -> None:
+    def keep(self, pages: Sequence[int]) -> None:
         """One more holder, for the time after the others: at most one of them keeps a page."""
-        if self._kept[page]:
-            raise ValueError(f"page {page} is kept already")
-        self.retain(page)
-        self._kept[page] = True
+        these = np.array(pages, np.int64)
+        if self._kept[these].any():
+            raise ValueError(f"one of pages {pages} is kept already")
+        self.retain(pages)
+        self._kept[these] = True
 
     def give_up(self, page: int) -> bool:
         """Keeps a page no longer; whether it is free now."""
@@ -197,9 +197,9 @@ class KVBlockPool:
         return taken
 
     def _give(self, table: _Table, pages: Sequence[int]) -> None:
-        for page in pages:
-            table.in_row &= not table.pages or page == table.pages[-1] + 1
-            table.pages.append(page)
+        whole = [*table.pages[-1:], *pages]
+        table.in_row &= whole == list(range(whole[0], whole[0] + len(whole))) if whole else True
+        table.pages += pages
 
     def _number(self, table: _Table) -> None:
         """The slots of pages that came since they were asked for last."""
@@ -213,6 +213,11 @@ class KVBlockPool:
         new = np.asarray(table.pages[table.numbered :], np.int64)[:, None] * self.page_size + np.arange(self.page_size)
         table.slots[before:have] = new.ravel()
         table.numbered = len(table.pages)
+
+
+def together(parts: Iterable[Slots]) -> npt.NDArray[np.int64]:
+    """Slots of several runs, or positions, one after the other."""
+    return np.concatenate([np.arange(each.start, each.stop) if isinstance(each, range) else each for each in parts])
 
 
 def _runs(free: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

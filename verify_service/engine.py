@@ -50,12 +50,13 @@ class VerifyEngine(EngineCore):
         if projection is not None:
             store = FeatureStore(pages * config.page_size, projection, config.feature_dtype)
         keeps = config.prefix_cache and runner.shares_prefixes
+        scarce = isinstance(runner, ModelRunner) and runner.likes_rows  # a full pool has no row for who comes
         holdings = KVCacheManager(
             pages=pages,
             page_size=config.page_size,
             most=config.max_sequences,
             store=store,
-            keep_prefixes=keeps,
+            kept=pages // (1 + scarce) if keeps else 0,
         )
         if keeps and isinstance(runner, StatefulRunner):
             holdings.prefixes.states = StateCache(runner, config.state_cache_mb << 20)

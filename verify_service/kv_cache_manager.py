@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from dspark.pages import Held, KVBlockPool, Slots
+from dspark.pages import Held, KVBlockPool, Slots, together
 from dspark.rounds.events import OrderRow
 from dspark.types import Refusal, RefusalReason
 from dspark.wire.orders import PackedRows
@@ -38,14 +38,15 @@ class KVCacheManager:
         page_size: int,
         most: int,
         store: RowStore | None,
-        keep_prefixes: bool,
+        kept: int,
     ) -> None:
+        """kept: pages of prefixes at most; 0: none are."""
         self.states: dict[int, CachedSequence] = {}
         self.last_logits: dict[int, Any] = {}  # of prefilled sequences whose anchor is not drawn yet
         self.store = store
         self._most = most
         self.pool = KVBlockPool(pages, page_size)
-        self.prefixes = PrefixCache(self.pool, enabled=keep_prefixes)
+        self.prefixes = PrefixCache(self.pool, kept)
 
     @property
     def held(self) -> Held:
@@ -62,8 +63,7 @@ class KVCacheManager:
         shared: list[int] = []
         if token_ids is not None and state.scores is None:
             shared = self.prefixes.match(token_ids, salt, needs_rows=keep_features)
-        for page in shared:  # ours before anything is given back to make room
-            self.pool.retain(page)
+        self.pool.retain(shared)  # ours before anything is given back to make room
         wanted = self.pool.pages_for(state.prompt_len) - len(shared)
         opened = self._make_free(wanted + len(self.states)) and self.pool.open(
             state.sequence, state.prompt_len, longest, shared
@@ -147,10 +147,10 @@ class KVCacheManager:
             self.keep_prefix(state)
             self.pool.release(state.sequence)
 
-    def where(self, runs: Sequence[tuple[CachedSequence, int, int]]) -> Slots | list[int]:
+    def where(self, runs: Sequence[tuple[CachedSequence, int, int]]) -> Slots:
         """The slots of runs of (sequence, first position, tokens), one after the other."""
         found = [self.slots(state, start, start + count) for state, start, count in runs]
-        return found[0] if len(found) == 1 else [slot for slots in found for slot in slots]
+        return found[0] if len(found) == 1 else together(found)
 
     def rows(self, state: CachedSequence, start: int, stop: int) -> FeatureRun:
         """Kept rows of positions start .. stop - 1."""

@@ -146,6 +146,11 @@ class ModelRunner:
     def fill(self, key: int, slots: Slots | Sequence[int], length: int) -> None:
         self._pool.fill(torch.as_tensor(slots[:length], device=self.device))
 
+    @property
+    def likes_rows(self) -> bool:
+        """Whether a sequence whose slots lie in a row is cheaper than one whose do not."""
+        return self.device.type == "cpu" and self._kernel is None
+
     @torch.inference_mode()
     def record(self, sequences: int, tokens: int) -> None:
         """Passes of up to so many, where they can be replayed."""

@@ -39,8 +39,9 @@ class _Kept(NamedTuple):
 class PrefixCache:
     """One holder of pages among others."""
 
-    def __init__(self, pool: KVBlockPool, *, enabled: bool = True) -> None:
-        self._pool, self._enabled = pool, enabled
+    def __init__(self, pool: KVBlockPool, most: int | None = None) -> None:
+        """most: pages that are kept; without it as many as there are."""
+        self._pool, self._most = pool, pool.total if most is None else most
         self.states: StateKeeper | None = None  # of a target whose state is no list of pages, before anything is kept
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # least recently used first
 
@@ -70,17 +71,19 @@ class PrefixCache:
 
     def enter(self, token_ids: Sequence[int], salt: str, pages: Sequence[int], *, rows: bool) -> None:
         """Keeps the full pages of a sequence whose keys and values for `token_ids` are there."""
-        names = list(self._names(token_ids, salt))
+        names, fresh = list(self._names(token_ids, salt)), list[int]()
         for name, page in zip(names, pages, strict=False):
             kept = self._kept.get(name)
             if kept is not None and (kept.rows or not rows):
                 continue
             if kept is None or kept.page != page:
-                self._pool.keep(page)
+                fresh.append(page)
                 if kept is not None:
                     self._pool.give_up(kept.page)
             self._kept[name] = _Kept(page, rows)
+        self._pool.keep(fresh)
         self._touch(names)
+        self.reclaim(len(self._kept) - self._most)
 
     def reclaim(self, pages: int) -> int:
         """Gives back up to so many pages that nobody else holds; returns how many."""
@@ -105,11 +108,11 @@ class PrefixCache:
 
     def name(self, token_ids: Sequence[int], salt: str) -> bytes | None:
         """Of these tokens, which fill pages; None where nothing is kept."""
-        return deque(self._names(token_ids, salt), maxlen=1).pop() if self._enabled else None
+        return deque(self._names(token_ids, salt), maxlen=1).pop() if self._most else None
 
     def _names(self, token_ids: Sequence[int], salt: str) -> Iterator[bytes]:
         """Of the full pages of these tokens, in order."""
-        if not self._enabled:
+        if not self._most:
             return
         size = self._pool.page_size
         ids = np.asarray(token_ids, "<u4")

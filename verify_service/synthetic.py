@@ -193,6 +193,7 @@ def _index(slots: Slots | Sequence[int]) -> slice | Ints:
 class SyntheticVerifyEngine(EngineCore):
     """An engine whose batches sleep. No prefix is kept: every prompt takes its time."""
 
+    _step: SyntheticStep
     attention_path = "synthetic"
     attention_reason = "no weights are here"
     device = "synthetic"
@@ -206,11 +207,10 @@ class SyntheticVerifyEngine(EngineCore):
         pages = (config.kv_tokens or KV_TOKENS) // config.page_size
         store = SyntheticRowStore(pages * config.page_size, spec.feature_width)
         holdings = KVCacheManager(
-            pages=pages, page_size=config.page_size, most=config.max_sequences, store=store, keep_prefixes=False
+            pages=pages, page_size=config.page_size, most=config.max_sequences, store=store, kept=0
         )
-        self._sleeper = SyntheticStep(spec, holdings, store)
         config = dataclasses.replace(config, target=config.target or "synthetic")
-        super().__init__(config, version, holdings, self._sleeper)
+        super().__init__(config, version, holdings, SyntheticStep(spec, holdings, store))
 
     @staticmethod
     def load(config: VerifyConfig) -> SyntheticVerifyEngine:
@@ -238,7 +238,7 @@ class SyntheticVerifyEngine(EngineCore):
         waits = state is not None and not state.anchored and state.cached >= state.prompt_len
         if state is None or not waits or (epoch is not None and epoch != state.epoch):
             return unknown(Cursor(sequence, epoch or 0, 0, 0))
-        anchor = self._sleeper.first_token(state)
+        anchor = self._step.first_token(state)
         state.token_ids.append(anchor)
         state.anchored = True
         return anchor

@@ -145,8 +145,8 @@ ANSWERS = [
         "draft_service/contexts.py",
         (
             "rows stand a position late",
-            "positions.extend(range(chunk.start, stop))",
-            "positions.extend(range(chunk.start + 1, stop + 1))",
+            "positions.append(range(chunk.start, stop))",
+            "positions.append(range(chunk.start + 1, stop + 1))",
             (f"{FAMILY}::test_blocks_are_the_model_s_however_rows_came",),
         ),
         (

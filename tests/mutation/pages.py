@@ -37,8 +37,8 @@ PAGES = [
             POOL,
             (
                 "pages that ascend are taken for a row",
-                "table.in_row &= not table.pages or page == table.pages[-1] + 1",
-                "table.in_row &= not table.pages or page > table.pages[-1]",
+                "table.in_row &= whole == list(range(whole[0], whole[0] + len(whole)))",
+                "table.in_row &= whole == sorted(whole)",
             ),
             (
                 "a page that two hold is free when one lets go",
@@ -47,8 +47,23 @@ PAGES = [
             ),
             (
                 "what was wished for is taken though somebody holds it",
-                "(first <= page < last and self._holders[page] == 0)",
-                "(first <= page < last)",
+                "(self._holders[page : page + need] != 0) | wished",
+                "wished",
+            ),
+            (
+                "a life takes the longest run",
+                "return int(fitting[fitting[:, 1].argmin(), 0])",
+                "return int(fitting[fitting[:, 1].argmax(), 0])",
+            ),
+            (
+                "who finds none in its row takes of the longest run",
+                "chosen = fitting[[fitting[:, 1].argmin()]]",
+                "chosen = fitting[[fitting[:, 1].argmax()]]",
+            ),
+            (
+                "a part that begins inside a run begins where the run does",
+                "return range(first + start, first + stop)",
+                "return range(first, first + stop - start)",
             ),
             (
                 "slots of a table that grows are forgotten",
@@ -59,7 +74,7 @@ PAGES = [
         ),
         (
             "who shares pages does not hold them",
-            "        for page in shared:\n            self.retain(page)\n",
+            "        self.retain(shared)\n",
             "",
             HOLD,
         ),
@@ -139,6 +154,15 @@ PAGES = [
         ),
     ),
     *in_file(
+        "verify_service/engine.py",
+        (
+            "kept prefixes leave no row to who comes",
+            "kept=pages // (1 + scarce) if",
+            "kept=pages if",
+            SCARCE,
+        ),
+    ),
+    *in_file(
         "verify_service/packed_step.py",
         *caught_by(
             ENGINE,
@@ -208,9 +232,6 @@ PAGES = [
             "if state is not None and cursor.epoch == state.epoch:",
             (f"{S}::test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one",),
         ),
-    ),
-    *in_file(
-        "verify_service/engine_core.py",
         (
             "a prompt of an older epoch goes on in a newer one",
             "state is None or state.epoch != prefill.epoch or",

@@ -49,6 +49,27 @@ def test_a_wish_is_no_reservation() -> None:
     assert sorted(slots(pool, "a", 12) + slots(pool, "b", 20)) == list(range(32))
 
 
+def test_the_shortest_run_that_fits_is_taken_and_parts_of_it_are_found() -> None:
+    def with_holes() -> KVBlockPool:
+        """Free are pages 0 to 2, 4 and 5, 8 to 10."""
+        pool = KVBlockPool(11, 1)
+        for key, pages in (("a", 3), ("b", 1), ("c", 2), ("d", 1), ("e", 1)):
+            assert pool.open(key, pages, pages)
+        pool.release("a")
+        pool.release("c")
+        return pool
+
+    pool = with_holes()
+    assert pool.open("life of two", 1, 2)
+    assert pool.grow("life of two", 2)
+    assert pool.slots("life of two", 0, 2) == range(4, 6)
+    assert pool.slots("life of two", 1, 2) == range(5, 6)
+    pool = with_holes()
+    assert pool.grow("d", 3)
+    assert slots(pool, "d", 3) == [6, 4, 5]
+    assert list(pool.slots("d", 1, 3)) == [4, 5]
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_happens_no_slot_has_two_owners_and_none_is_lost(seed: int) -> None:
     draw = np.random.default_rng(seed)
@@ -84,7 +105,7 @@ def test_prefixes_are_found_by_content_and_salt_up_to_the_last_full_page() -> No
     assert cache.match([*ids[:5], 1, *ids[6:]], "tenant", needs_rows=True) == pool.pages("a")[:1]
     assert cache.match([1, *ids[1:]], "tenant", needs_rows=True) == []
     assert cache.match(ids, "another", needs_rows=True) == []
-    assert PrefixCache(pool, enabled=False).match(ids, "tenant", needs_rows=True) == []
+    assert PrefixCache(pool, 0).match(ids, "tenant", needs_rows=True) == []
 
 
 def test_pages_without_rows_serve_only_those_who_need_none_and_are_replaced_by_better_ones() -> None:

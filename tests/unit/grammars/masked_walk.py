@@ -114,7 +114,7 @@ class Round:
 
     def __init__(self, params: SamplingParams) -> None:
         self.params, self.numbers = params, itertools.count(1)
-        self._holdings = KVCacheManager(pages=64, page_size=1, most=2, store=None, keep_prefixes=False)
+        self._holdings = KVCacheManager(pages=64, page_size=1, most=2, store=None, kept=0)
         self._holdings.pool.open(1, 1, 64, ())
         self._sampler: Callable[[Tensor, list[PackedCase]], list[Any]] = judge_each
         self._step = PackedStep(Table(), self._holdings, lambda logits, cases, *_: self._sampler(logits, cases))

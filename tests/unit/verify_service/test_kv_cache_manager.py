@@ -23,7 +23,7 @@ class Memory:
             page_size=SIZE,
             most=64,
             store=None,
-            keep_prefixes=True,
+            kept=pages,
         )
         self.spared = 0
 

@@ -288,6 +288,17 @@ def test_prompts_that_rode_in_a_pass_before_the_one_that_failed_are_told(
     assert [(each.prefill.sequence, each.done) for each in news(engine)] == [(7, True)]
 
 
+def test_kept_prefixes_leave_a_row_to_who_comes_where_rows_pay(pair: PAIR) -> None:
+    engine = VerifyEngine.load(VerifyConfig(**pair, kv_tokens=320, page_size=8, attention_kernel=False))
+    for n in range(1, 21):  # two pages of each are kept
+        take_in(engine, n, [n, *PROMPT[1:]])
+        engine.release(n, 1)
+    text = [99, *PROMPT[1:], take_in(engine, 99, [99, *PROMPT[1:]])]
+    while len(text) < 60:
+        say(engine, {99: text})
+    assert isinstance(engine._holdings.pool.slots(99, 0, len(text)), range)
+
+
 def test_nobody_finds_pages_that_a_failed_pass_may_have_written(pair: PAIR, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = VerifyEngine.load(VerifyConfig(**pair, page_size=4, prefill_chunk=8))
     text = [*PROMPT, take_in(engine, 1, PROMPT)]
