@@ -1,6 +1,7 @@
 """One thread that owns the device; async callers await it, so the event loop never waits for a forward pass.
 
-Rounds are urgent and go before prompt chunks. The queue is bounded: a full one is an overload, not a wait.
+Rounds are urgent and go before prompt chunks, but for those that have waited long, so that rounds without a pause do
+not keep rows waiting for ever. The queue is bounded: a full one is an overload, not a wait.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 import queue
 import threading
 import time
@@ -23,7 +25,7 @@ log = structlog.get_logger("dspark.device")
 T = TypeVar("T")
 
 BROKEN = 3  # failures in a row
-_STOP = 2  # sorts after urgent (0) and ordinary (1) jobs
+LATER_S = 0.25  # an urgent job that comes so much later than an ordinary one goes behind it
 
 
 class DeviceWorker:
@@ -34,7 +36,7 @@ class DeviceWorker:
         self._order = itertools.count()
         # A heap for the order and a queue for waking: together they wake the thread 50 us sooner than a PriorityQueue,
         # which waits in Python. Pushes and pops of numbered tuples are atomic, as nothing in them compares in Python.
-        self._jobs: list[tuple[int, int, Any]] = []
+        self._jobs: list[tuple[float, int, Any]] = []  # by when they may go at the latest
         self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._turn = threading.Lock()  # whose job is run
         self._closed = False
@@ -63,7 +65,7 @@ class DeviceWorker:
             raise Overloaded(f"{self._limit} jobs wait for the device", retry_after_s=0.1)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._put(0 if urgent else 1, (loop, future, function, args, True))
+        self._put(0.0 if urgent else LATER_S, (loop, future, function, args, True))
         return future
 
     async def run(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
@@ -86,7 +88,7 @@ class DeviceWorker:
         """An urgent job that nobody waits for; any thread may post it, and after `close` it is left out. What it raises
         is logged. loop: where `on_health` is called. computes: whether it says anything of the device's health."""
         if not self._closed:
-            self._put(0, (loop, None, function, (), computes))
+            self._put(0.0, (loop, None, function, (), computes))
 
     def here(self, function: Callable[[], object]) -> None:
         """The same at once, in the calling thread, between two jobs of the device's own: for threads that may wait, and
@@ -103,11 +105,11 @@ class DeviceWorker:
         """Finishes what is queued, then ends the thread; waits at most five seconds."""
         if not self._closed:
             self._closed = True
-            self._put(_STOP, None)
+            self._put(math.inf, None)
         self._thread.join(timeout=5)
 
-    def _put(self, rank: int, job: Any) -> None:
-        heapq.heappush(self._jobs, (rank, next(self._order), job))
+    def _put(self, later_s: float, job: Any) -> None:
+        heapq.heappush(self._jobs, (time.monotonic() + later_s, next(self._order), job))
         self._calls.put(None)
 
     def _work(self) -> None:

@@ -14,7 +14,8 @@ from dspark.runtime import device_worker
 from dspark.runtime.device_worker import BROKEN, DeviceWorker
 
 
-async def test_rounds_go_before_prompt_chunks() -> None:
+async def test_rounds_go_before_prompt_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_worker, "LATER_S", 60.0)
     worker = DeviceWorker("t")
     gate, order = threading.Event(), []
     first = asyncio.ensure_future(worker.run(gate.wait, 5))
@@ -27,6 +28,22 @@ async def test_rounds_go_before_prompt_chunks() -> None:
     await asyncio.gather(first, *chunks, *rounds)
     assert order == ["round0", "round1", "chunk0", "chunk1"]
     worker.close()
+
+
+async def test_rounds_without_a_pause_do_not_keep_a_chunk_waiting_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_worker, "LATER_S", 0.01)
+    worker, loop, over = DeviceWorker("t"), asyncio.get_running_loop(), threading.Event()
+
+    def again() -> None:
+        if not over.is_set():
+            worker.post(again, loop)
+
+    worker.post(again, loop)
+    try:
+        assert await asyncio.wait_for(worker.run(int), 20) == 0
+    finally:
+        over.set()
+        worker.close()
 
 
 async def test_a_full_queue_is_an_overload_and_a_closed_one_unavailable() -> None:
