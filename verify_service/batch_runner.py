@@ -149,10 +149,6 @@ class ExecutedBatch(Protocol):
     def saw(self) -> RuleSaw: ...
 
 
-class BatchFailed(Exception):
-    """The target did not run, for the reason that caused this. Nothing was committed: the same may be run again."""
-
-
 class Stepped(NamedTuple):
     """What became of each item."""
 
@@ -172,7 +168,8 @@ class BatchRunner(Protocol):
     def prepare(self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]) -> PreparedBatch: ...
 
     def execute(self, prepared: Any) -> ExecutedBatch:
-        """Blocks that cannot have been drafted count as empty. Raises BatchFailed where the target did not run."""
+        """Blocks that cannot have been drafted count as empty. Whatever it raises, nothing is committed: the same, or a
+        part of it, may be run again."""
 
     def commit(self, executed: Any) -> Stepped: ...
 

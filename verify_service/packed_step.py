@@ -21,7 +21,7 @@ from dspark.decoding.acceptance import DrawsWatch, PackedCase
 from dspark.decoding.logprobs import prompt_logprobs
 from dspark.decoding.masking import Masks, in_form, mask
 from dspark.types import NO_Q, InForm, Refusal, ScoredPrompt, ScoredToken, Verdict
-from verify_service.batch_runner import BatchFailed, PromptChunk, RuleSaw, Stepped, spoil
+from verify_service.batch_runner import PromptChunk, RuleSaw, Stepped, spoil
 from verify_service.drafts import unsound
 from verify_service.feature_store import FeatureStore
 from verify_service.judging import Sampler, masks_of, shaper_of, told
@@ -153,13 +153,9 @@ class PackedStep:
         return Prepared(items, chunks, states, segments, cases, masks, tokens, logit_rows if chunks else None)
 
     def execute(self, prepared: Prepared) -> Executed:
-        """The pass, on any thread. Raises BatchFailed where the target did not run."""
+        """The pass, on any thread."""
         items, chunks = prepared.items, prepared.chunks
-        try:
-            result = self._runner.run(prepared.segments, prepared.logit_rows)
-        except Exception as error:
-            what = f"{len(items)} sequences, {len(chunks)} prompts, {prepared.tokens} tokens"
-            raise BatchFailed(f"{what}: {error}") from error
+        result = self._runner.run(prepared.segments, prepared.logit_rows)
         drafted = any(item.draft_ids for item in items)
         if bad := unsound(items, [case.params for case in prepared.cases], result.logits.shape[-1]):
             prepared = prepared.without_drafts(bad)

@@ -23,7 +23,6 @@ from dspark.rounds.events import (
     CallBackPrefill,
     CloseAtDrafter,
     DrafterEvent,
-    Drawn,
     OpenAtDrafter,
     PassEnded,
     Prefill,
@@ -48,7 +47,7 @@ from verify_service.engine_core import EngineCore
 from verify_service.feature_push import FeaturePush
 from verify_service.prompts import IDLE_S, Began, Prompts
 from verify_service.round_news import RoundNews, Unsaid
-from verify_service.round_passes import RoundPasses, Running, StepJob
+from verify_service.round_passes import NOTHING, RoundPasses, Running, StepJob
 from verify_service.row_feeds import RowFeeds
 from verify_service.under_way import UnderWay
 
@@ -206,7 +205,7 @@ class RoundDriver:
             running = self._passes.begin(run)
         except Exception as error:
             log.error("pass.not_begun", sequences=len(run.rows), exc_info=error)
-            self._more.append(PassEnded(run.number, [Drawn(())] * len(run.rows)))
+            self._more.append(PassEnded(run.number, [NOTHING] * len(run.rows)))
             return
         job = self._computed(running.step, lambda: self._pass_ended(running))
         self._device.post(job.judge_cohort, self._events)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.rounds.control import Admission, PassReport, Refused, Timing
-from dspark.rounds.events import Drawn, PassEnded, Report, RoundReport, RunPass, Told
+from dspark.rounds.events import Drawn, PassEnded, PassRow, Report, RoundReport, RunPass, Told
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.spans import RoundSpans
 from dspark.runtime.telemetry import Metrics
@@ -22,9 +22,10 @@ from dspark.types import NO_Q, Cursor, Refusal, ScoredToken, Verdict
 from verify_service.batch_runner import Judged
 from verify_service.drafters import Drafters, HeldBlock, OutstandingOrder
 from verify_service.engine_core import EngineCore
-from verify_service.sequences import VerifyItem
+from verify_service.sequences import VerifyItem, failed
 from verify_service.under_way import UnderWay
 
+NOTHING = Drawn(())
 REMEMBERED = 4  # passes that ended: of one whose sequences were all dropped nothing is reported
 
 
@@ -33,7 +34,8 @@ class Running(NamedTuple):
 
     number: int
     cohort: int
-    items: Sequence[VerifyItem]
+    rows: Sequence[PassRow]
+    items: Sequence[VerifyItem]  # of the rows that could be prepared
     orders: Mapping[int, OutstandingOrder]  # whose blocks are in it, by number
     step: UnderWay
 
@@ -90,54 +92,59 @@ class RoundPasses:
         self._spans = RoundSpans()
 
     def begin(self, run: RunPass) -> Running:
-        """Everything but the computing. Raises what the engine raises."""
+        """Everything but the computing; a row that cannot be read is refused alone. Raises what the engine raises."""
         items: list[VerifyItem] = []
-        blocks, orders = self._drafters.blocks, self._drafters.orders
         for row in run.rows:
-            ids: tuple[int, ...] = ()
-            q, version = NO_Q, ""
-            if row.prefix:
-                block = blocks[row.sequence]
-                if block.order != row.order:
-                    raise RuntimeError(f"order {row.order} is to be judged, and {block.order} is here")
-                ids, q = block.blocks.drafted(block.row, row.prefix)
-                version = "" if self._admitted[row.sequence].repeatable else orders[row.order].version
-            items.append(VerifyItem(Cursor(*row[:4]), row.anchor, ids, q, version))
-        of = {row.order for row in run.rows if row.order}
-        cohort = self._rounds.plan.cohort(run.rows[0].sequence)
-        step = self._engine.begin(items)
-        return Running(run.number, cohort, items, {number: orders[number] for number in of if number in orders}, step)
+            try:
+                items.append(self._item(row))
+            except Exception as error:
+                why = failed(row.sequence, error)
+                self._refused.append(Refused(row.sequence, row.epoch, why.reason, why.message))
+        cohort, orders = self._rounds.plan.cohort(run.rows[0].sequence), self._drafters.orders
+        of = {row.order: orders[row.order] for row in run.rows if row.order in orders}
+        return Running(run.number, cohort, run.rows, items, of, self._engine.begin(items))
+
+    def _item(self, row: PassRow) -> VerifyItem:
+        ids: tuple[int, ...] = ()
+        q, version = NO_Q, ""
+        if row.prefix:
+            block = self._drafters.blocks[row.sequence]
+            if block.order != row.order:
+                raise RuntimeError(f"order {row.order} is to be judged, and {block.order} is here")
+            ids, q = block.blocks.drafted(block.row, row.prefix)
+            version = "" if self._admitted[row.sequence].repeatable else self._drafters.orders[row.order].version
+        return VerifyItem(Cursor(*row[:4]), row.anchor, ids, q, version)
 
     def ended(self, running: Running) -> list[Told]:
         """What the loop is told of it."""
         judged = self._engine.end(running.step)
         if running.step.failure is not None:
-            nothing = Drawn(())  # the device's fault, none of theirs
-            return [PassEnded(running.number, [nothing] * len(running.items))]
+            return [PassEnded(running.number, [NOTHING] * len(running.rows))]  # the device's fault, none of theirs
         spoilt: list[HeldBlock] = []
         sound: set[int] = set()  # orders
         verdicts: dict[int, Verdict] = {}
-        drawn: list[Drawn] = []
+        drawn: dict[int, Drawn] = {}  # by sequence
         for item, outcome in zip(running.items, judged.outcomes, strict=True):
+            sequence = item.cursor.sequence
             if isinstance(outcome, Refusal):
-                self._refused.append(Refused(item.cursor.sequence, item.cursor.epoch, outcome.reason, outcome.message))
-                drawn.append(Drawn(()))
+                self._refused.append(Refused(sequence, item.cursor.epoch, outcome.reason, outcome.message))
             else:
-                verdicts[item.cursor.sequence] = outcome
-                held = self._drafters.blocks.pop(item.cursor.sequence, None)  # it holds all that came for its order
+                verdicts[sequence] = outcome
+                held = self._drafters.blocks.pop(sequence, None)  # it holds all that came for its order
                 tokens = (*item.draft_ids[: outcome.accepted], outcome.next_token)
-                drawn.append(Drawn(tokens) if outcome.form is None else Drawn(tokens, *outcome.form))
+                drawn[sequence] = Drawn(tokens) if outcome.form is None else Drawn(tokens, *outcome.form)
                 if held is None or not item.draft_ids:
                     continue
                 if outcome.spoilt:
-                    drawn[-1] = drawn[-1]._replace(spoilt=True)
+                    drawn[sequence] = drawn[sequence]._replace(spoilt=True)
                     spoilt.append(held)
                 else:
                     sound.add(held.order)
         self._ran[running.number] = Ran(running, judged, verdicts, time.monotonic())
         while len(self._ran) > REMEMBERED:
             self._note(self._ran.pop(next(iter(self._ran))).judged)
-        return [PassEnded(running.number, drawn), *self._drafters.judged(running.orders, spoilt, sound)]
+        told = PassEnded(running.number, [drawn.get(row.sequence, NOTHING) for row in running.rows])
+        return [told, *self._drafters.judged(running.orders, spoilt, sound)]
 
     def _note(self, judged: Judged) -> None:
         metrics = self._metrics

@@ -16,7 +16,6 @@ import structlog
 
 from dspark.types import Refusal, RefusalReason, Verdict
 from verify_service.batch_runner import (
-    BatchFailed,
     BatchRunner,
     ExecutedBatch,
     Judged,
@@ -73,20 +72,15 @@ class UnderWay:
         """A pass; of one that failed, with fewer beside each other, so that whoever spoils it is alone at last. One of
         them, or their number, may have been more than the device could bear."""
         indices, prepared = batch
-        parts: list[Sequence[int]] = []  # places of its items
         try:
             self._ran.append((indices, self._step.execute(prepared)))
             return
-        except BatchFailed as error:
+        except Exception as error:  # of the target, or of what is made of its logits: nothing of it is committed
             self._error = error
             log.error("pass.failed", sequences=len(indices), prompts=len(prepared.chunks), exc_info=error)
-            places = range(len(indices))
-            parts = ([places] if indices else []) if prepared.chunks else halves(places)  # what rode goes no further
-        except Exception as error:  # a bug behind the pass
-            self._error = error
-            log.error("step.failed", sequences=len(indices), prompts=len(prepared.chunks), exc_info=error)
         self._spoilt.append(prepared)
-        for part in parts:
+        places = range(len(indices))
+        for part in ([places] if indices else []) if prepared.chunks else halves(places):  # what rode goes no further
             self._run(Batch([indices[place] for place in part], prepared.part(part)))
 
     def end(self) -> tuple[Judged, list[Progress]]:

@@ -133,7 +133,7 @@ class RequestState:
 
 
 _GONE: dict[Why | None, tuple[RefusalReason, str]] = {
-    Why.FAILED: (RefusalReason.INTERNAL, "a pass of its own failed"),
+    Why.FAILED: (RefusalReason.INTERNAL, "its pass failed"),
     Why.STALE_EPOCH: (RefusalReason.STALE_CURSOR, "the verifier has seen its epoch before"),
 }
 

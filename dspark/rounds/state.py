@@ -40,7 +40,7 @@ class Event(enum.Enum):
     PASS_BEGAN = "put into a pass"
     STARVED = "out of pages"
     JUDGED = "judged"
-    FAILED = "in a pass of its own that failed"
+    FAILED = "in a pass that failed"
     SETTLE = "told to settle"
     SETTLED = "settled"
     DROPPED = "dropped"

@@ -351,9 +351,9 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "rows of a pass are committed before it has ended",
-            "        items, chunks = prepared.items, prepared.chunks\n        try:\n",
+            "        items, chunks = prepared.items, prepared.chunks\n        result =",
             "        items, chunks = prepared.items, prepared.chunks\n"
-            "        for state in prepared.states:\n            state.cached += 1\n        try:\n",
+            "        for state in prepared.states:\n            state.cached += 1\n        result =",
             (f"{U}nothing_of_a_pass_is_known_before_its_end",),
         ),
         (
@@ -362,9 +362,21 @@ MUTANTS: list[Mutant] = [
             "cases.append(self.cases[place])",
             (f"{U}a_pass_that_fails_is_tried_again_though_one_in_it_has_left",),
         ),
+        (
+            "a part of a failed pass is judged without its drafts",
+            "items=[self.items[place] for place in places],",
+            "items=[self.items[place].without_draft() for place in places],",
+            (f"{U}a_pass_that_fails_is_tried_again_though_one_in_it_has_left",),
+        ),
     ),
     *in_file(
         "verify_service/under_way.py",
+        (
+            "what fails behind a pass takes its whole cohort",
+            "        except Exception as error:  # of the target",
+            "        except OSError as error:  # of the target",
+            (f"{F}a_pass_that_fails_takes_only_those_with_it_that_fail_alone",),
+        ),
         (
             "a pass that failed loses the other half",
             "return [batch[:middle], batch[middle:]] if middle else []",

@@ -125,9 +125,15 @@ STREAMS: list[Mutant] = [
         "verify_service/round_passes.py",
         (
             "blocks that were judged are kept",
-            "held = self._drafters.blocks.pop(item.cursor.sequence, None)",
-            "held = self._drafters.blocks.get(item.cursor.sequence)",
+            "held = self._drafters.blocks.pop(sequence, None)",
+            "held = self._drafters.blocks.get(sequence)",
             (f"{F}nothing_is_kept_of_a_block_that_was_judged",),
+        ),
+        (
+            "a row that cannot be prepared takes its cohort along",
+            "            except Exception as error:\n                why = failed(",
+            "            except OSError as error:\n                why = failed(",
+            (f"{F}a_pass_that_fails_takes_only_those_with_it_that_fail_alone",),
         ),
     ),
     *in_file(
@@ -255,6 +261,12 @@ STREAMS: list[Mutant] = [
             "rows of a piece are skipped",
             "                feed.next = last\n",
             "                feed.next = last + 1\n",
+            PIECES,
+        ),
+        (
+            "a piece has no bound",
+            "last = min(feed.next + BULK_ROWS, feed.stop)",
+            "last = feed.stop",
             PIECES,
         ),
     ),

@@ -28,14 +28,13 @@ from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import open_channel
 from dspark.runtime.identity import write_token
 from dspark.synthetic.oracle import SyntheticOracle
-from dspark.types import RefusalReason, Rule, SamplingParams
+from dspark.types import Cursor, RefusalReason, Rule, SamplingParams
 from dspark.wire.control_down import write_down
 from dspark.wire.orders import read_order
 from dspark.wire.v1 import draft_pb2, verify_pb2, verify_pb2_grpc
 from tests.certificates import Authority
 from tests.waiting import until
-from verify_service import drafter_stream, drafters
-from verify_service.batch_runner import BatchFailed
+from verify_service import drafter_stream, drafters, round_passes
 from verify_service.prompts import Prompts
 from verify_service.round_driver import RoundDriver
 from verify_service.round_passes import RoundPasses
@@ -211,18 +210,24 @@ async def test_nothing_is_kept_of_a_block_that_was_judged(pair: str) -> None:
 # The verifier.
 
 
-@pytest.mark.parametrize("when", ["prepared", "run"])
-async def test_a_pass_that_fails_takes_only_those_with_it_that_fail_alone(pair: str, when: str) -> None:
+@pytest.mark.parametrize("when", ["its row is read", "prepared", "run", "has run"])
+async def test_a_pass_that_fails_takes_only_those_with_it_that_fail_alone(
+    pair: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with verifier(pair) as v, drafter(pair) as d, conducting(v, PLAN) as conductor:
-        name = "prepare" if when == "prepared" else "execute"
-        inner = getattr(v.engine._step, name)
+        where = round_passes if when == "its row is read" else v.engine._step
+        name = {"its row is read": "VerifyItem", "prepared": "prepare"}.get(when, "execute")
+        inner = getattr(where, name)
 
-        def planted(batch: Any, *chunks: Any) -> Any:
-            if any(item.cursor.sequence == 2 and item.cursor.round > 4 for item in getattr(batch, "items", batch)):
-                raise BatchFailed("planted")
-            return inner(batch, *chunks)
+        def planted(first: Any, *more: Any) -> Any:
+            """first: the cursor of a row, the items of a pass or all of it."""
+            cursors = [first] if isinstance(first, Cursor) else [each.cursor for each in getattr(first, "items", first)]
+            made = inner(first, *more) if when == "has run" else None
+            if any(cursor.sequence == 2 and cursor.round > 4 for cursor in cursors):
+                raise RuntimeError("planted")
+            return made or inner(first, *more)
 
-        setattr(v.engine._step, name, planted)
+        monkeypatch.setattr(where, name, planted)
         conductor.begin_again = False
         conductor.know(1, d)
         asked = [conductor.ask([5 + place, 6], COUPLED, 40, drafter=1) for place in range(3)]

@@ -75,6 +75,7 @@ def test_rows_go_in_pieces_without_a_gap_and_their_drafter_is_ready_once_all_hav
         feeds.came(1, pieces[-1][1])
     assert [start for start, _ in pieces] == [0, *(stop for _, stop in pieces[:-1])]
     assert pieces[-1][1] == ROWS - 1
+    assert max(stop - start for start, stop in pieces) <= BULK_ROWS
     assert feeds.told == [DrafterReady(DRAFTER, 1, 0, ROWS - 1)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +11,9 @@ from engine_steps import GREEDY, PROMPT, item, line_up, rows_of, take_in
 
 from dspark.native.compiled import kernels
 from dspark.types import Cursor, Refusal, RefusalReason, Verdict
-from verify_service.batch_runner import BatchFailed, FeatureRun, Progress
+from verify_service.batch_runner import FeatureRun, Progress
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
-from verify_service.model_runner import Pass
-from verify_service.plan import Segment
 from verify_service.sequences import VerifyItem
 
 PAIR = dict[str, str]
@@ -214,20 +213,24 @@ def test_a_prompt_that_was_let_go_gives_its_place_in_the_round_to_the_next(pair:
 
 
 class Fragile:
-    """A runner that cannot bear some sequences, more of them than `most`, or prompts."""
+    """A target that cannot bear some sequences, more of them than `most`, or prompts; or a projection behind it."""
 
-    def __init__(self, engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch, *, behind: bool = False) -> None:
         self.bad: set[int] = set()
         self.most = 99
         self.passes = 0
-        self._run = engine._runner.run
-        monkeypatch.setattr(engine._runner, "run", self.run)
+        where: Any = engine._step if behind else engine._runner
+        name = "_project" if behind else "run"
+        self._inner = getattr(where, name)
+        monkeypatch.setattr(where, name, self._planted)
 
-    def run(self, segments: list[Segment], rows: list[int] | None) -> Pass:
+    def _planted(self, segments: Any, *more: Any, **named: Any) -> Any:
+        """segments: of a pass, or what of them was committed."""
         self.passes += 1
-        if len(segments) > self.most or any(segment.key in self.bad for segment in segments):
+        keys = {each.key if hasattr(each, "key") else each.state.sequence for each in segments}
+        if len(keys) > self.most or keys & self.bad:
             raise RuntimeError("out of memory")
-        return self._run(segments, rows)
+        return self._inner(segments, *more, **named)
 
 
 def decoding(engine: VerifyEngine, count: int) -> list[VerifyItem]:
@@ -235,13 +238,13 @@ def decoding(engine: VerifyEngine, count: int) -> list[VerifyItem]:
     return [item(n, 1, [*PROMPT, take_in(engine, n, PROMPT)]) for n in range(1, count + 1)]
 
 
-@pytest.mark.parametrize("bad", [set(), {3}, {1, 5}])
+@pytest.mark.parametrize(("bad", "behind"), [(set(), False), ({3}, False), ({1, 5}, False), ({1, 5}, True)])
 def test_a_pass_that_fails_costs_those_alone_who_fail_alone(
-    pair: PAIR, bad: set[int], monkeypatch: pytest.MonkeyPatch
+    pair: PAIR, bad: set[int], behind: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = VerifyEngine.load(VerifyConfig(**pair, prefix_cache=False))
     items = decoding(engine, 5)
-    fragile = Fragile(engine, monkeypatch)
+    fragile = Fragile(engine, monkeypatch, behind=behind)
     fragile.bad, fragile.most = bad, 2
     outcomes = engine.judge_cohort(items).outcomes
     assert {n + 1 for n, outcome in enumerate(outcomes) if isinstance(outcome, Refusal)} == bad
@@ -273,7 +276,7 @@ def test_a_device_that_fails_at_everything_fails_the_round(pair: PAIR, monkeypat
     engine = VerifyEngine.load(VerifyConfig(**pair))
     items = decoding(engine, 3)
     Fragile(engine, monkeypatch).most = 0
-    with pytest.raises(BatchFailed):
+    with pytest.raises(RuntimeError, match="out of memory"):
         engine.judge_cohort(items)
 
 
@@ -313,7 +316,7 @@ def test_nobody_finds_pages_that_a_failed_pass_may_have_written(pair: PAIR, monk
         return spared
 
     fragile.bad = {1}
-    with pytest.raises(BatchFailed):
+    with pytest.raises(RuntimeError, match="out of memory"):
         say(engine, {1: text})
     engine.release(1, 1)
     assert found(2, text) == len(PROMPT), "what was kept before is sound"
@@ -321,7 +324,7 @@ def test_nobody_finds_pages_that_a_failed_pass_may_have_written(pair: PAIR, monk
     line_up(engine, 3, other)
     assert engine.prefill_next() is not None
     fragile.bad = {3}
-    with pytest.raises(BatchFailed):
+    with pytest.raises(RuntimeError, match="out of memory"):
         engine.prefill_next()
     engine.release(3, 1)
     assert found(4, other) == 0

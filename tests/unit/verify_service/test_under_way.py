@@ -17,7 +17,7 @@ from synthetic_file import synthetic_file
 
 from dspark.rounds.events import OrderRow
 from dspark.types import Cursor, Refusal, RefusalReason, Rule, SamplingParams, Verdict
-from verify_service.batch_runner import FeatureRun, PromptPrefill, TooSlow
+from verify_service.batch_runner import FeatureRun, TooSlow
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
@@ -138,10 +138,10 @@ def test_a_pass_that_fails_is_tried_again_though_one_in_it_has_left(
         line_up(engine, 7)
     drafts = {sequence: tuple(range(sequence)) for sequence in said}
     step = engine.begin([item(sequence, said[sequence], drafts[sequence]) for sequence in said])
-    inner, passes = engine._runner.run, list[int]()
+    inner, passes = engine._runner.run, list[list[int]]()
 
     def fails_once(segments: Any, rows: Any) -> Any:
-        passes.append(len(segments))
+        passes.append([len(segment.token_ids) for segment in segments])
         if len(passes) == 1:
             raise RuntimeError("out of memory")
         return inner(segments, rows)
@@ -151,7 +151,8 @@ def test_a_pass_that_fails_is_tried_again_though_one_in_it_has_left(
     run(step)
     assert step.failure is None
     outcomes = engine.end(step).outcomes
-    assert len(passes) > 1
+    assert passes[0][:3] == [2, 3, 4]
+    assert passes[1:] == ([[2, 3, 4]] if riding else [[2], [3, 4]]), "with the same prefixes"
     gone = outcomes[0]
     assert isinstance(gone, Refusal)
     assert gone.reason is RefusalReason.UNKNOWN_SEQUENCE
@@ -312,47 +313,16 @@ def test_pages_of_who_left_go_to_others_while_a_pass_is_computed(config: VerifyC
     assert theirs
 
 
-def again(engine: VerifyEngine, sequence: int, like: int) -> Any:
-    """Opens the prompt of another one; what is wrong with that."""
-    prompt = [like, *PROMPT]
-    return engine.open(Cursor(sequence, 1, 0, len(prompt)), GREEDY, 60, True, token_ids=prompt)
-
-
-def taken_in(engine: VerifyEngine, sequence: int, like: int) -> int | Refusal:
-    """The rest of a prompt that was opened; its anchor."""
-    engine.line_up(PromptPrefill(sequence, 1, [like, *PROMPT]))
-    while engine.prefill_next() is not None:
-        pass
-    return engine.first_token(sequence)
-
-
-def test_a_prefix_is_found_while_a_pass_is_computed(config: VerifyConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever owns sequences does not wait for the device."""
+def test_a_prefix_is_found_while_a_pass_is_under_way(config: VerifyConfig) -> None:
     engine = VerifyEngine.load(config)
     said = take_in(engine, 1)
     step = engine.begin([item(1, said)])
-    inner, begun, go_on = engine._runner.run, threading.Event(), threading.Event()
-
-    def slowly(segments: Any, rows: Any) -> Any:
-        begun.set()
-        assert go_on.wait(60)
-        return inner(segments, rows)
-
-    monkeypatch.setattr(engine._runner, "run", slowly)
-    computing = threading.Thread(target=step.run)
-    computing.start()
-    assert begun.wait(60)
-    opened: list[Any] = []
-    opening = threading.Thread(target=lambda: opened.append(again(engine, 2, like=1)))
-    opening.start()
-    opening.join(10)
-    while_computing = list(opened)
-    go_on.set()
-    computing.join(60)
-    assert while_computing == [None]
+    engine_steps.line_up(engine, 2, [1, *PROMPT])
+    run(step)
     engine.end(step)
     assert engine.spared(2, 1) == 16
-    assert taken_in(engine, 2, like=1) == said[-1]
+    engine_steps.run_all(engine)
+    assert engine.first_token(2) == said[-1]
     kept = [engine.features(Cursor(each, 1, 0, len(said)), 0) for each in (1, 2)]
     torch.testing.assert_close(rows_of(kept[0]), rows_of(kept[1]), rtol=0, atol=0)
 
