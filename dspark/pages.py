@@ -217,7 +217,8 @@ class KVBlockPool:
 
 def together(parts: Iterable[Slots]) -> npt.NDArray[np.int64]:
     """Slots of several runs, or positions, one after the other."""
-    return np.concatenate([np.arange(each.start, each.stop) if isinstance(each, range) else each for each in parts])
+    each = (np.arange(part.start, part.stop, dtype=np.int64) if isinstance(part, range) else part for part in parts)
+    return np.concatenate(list(each))
 
 
 def _runs(free: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

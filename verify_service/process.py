@@ -14,14 +14,14 @@ from dspark.runtime.worker import Services, Worker, WorkerProcess, check_worker,
 from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.commands import control_bounds
 from verify_service.config import VerifyConfig
+from verify_service.engine_core import EngineCore
 from verify_service.feature_push import FeaturePush
-from verify_service.interface import VerifyEnginePort
 from verify_service.service import NAME, VerifyService
 
 log = structlog.get_logger("dspark.verify")
 
 
-async def start(config: VerifyConfig, *, name: str = "verify/0") -> WorkerProcess[VerifyEnginePort]:
+async def start(config: VerifyConfig, *, name: str = "verify/0") -> WorkerProcess[EngineCore]:
     """Loads, tests and measures the target on the thread of passes, then serves."""
     check(config)
     load = partial(_load, config)
@@ -44,7 +44,7 @@ async def start(config: VerifyConfig, *, name: str = "verify/0") -> WorkerProces
     return process
 
 
-def _services(worker: Worker[VerifyEnginePort]) -> Services:
+def _services(worker: Worker[EngineCore]) -> Services:
     engine = worker.engine
     if engine.config.engine == "real":
         import torch
@@ -67,7 +67,7 @@ def _services(worker: Worker[VerifyEnginePort]) -> Services:
     return Services((servicer,), push.close)
 
 
-def _load(config: VerifyConfig) -> tuple[VerifyEnginePort, Curve | None]:
+def _load(config: VerifyConfig) -> tuple[EngineCore, Curve | None]:
     """The engine and what its passes cost; a synthetic one is loaded without torch."""
     if config.engine == "synthetic":
         from verify_service.synthetic import SyntheticVerifyEngine

@@ -332,14 +332,6 @@ def test_a_stop_token_or_the_length_holds_it(token: int, room: int, kept: int) -
     assert not of(verifier.acknowledge(actions), RunPass), "its answer is full"
 
 
-def test_whoever_fails_alone_leaves() -> None:
-    verifier = Verifier()
-    run = only(verifier.prefilled(1, drafter=0), RunPass)
-    actions = verifier.tell(PassEnded(run.number, [Drawn(())]))
-    assert only(actions, Released) == Released(1, 0, 1, PROMPT + 1, Why.FAILED)
-    assert verifier.pages.freed == [(1, 0)]
-
-
 def test_whoever_could_not_be_judged_leaves_and_the_others_go_on() -> None:
     verifier = Verifier(priced(slots=0))
     run = only(verifier.prefilled(1, 2, 3), RunPass)
@@ -350,7 +342,10 @@ def test_whoever_could_not_be_judged_leaves_and_the_others_go_on() -> None:
     assert (gone[2].why, gone[2].rounds, gone[2].committed_len) == (Why.FAILED, 1, PROMPT + 1)
     assert gone[3].why is None, "it was to leave anyhow"
     assert {2, 3} <= {sequence for sequence, _ in verifier.pages.freed}
-    assert [row.sequence for row in only(verifier.acknowledge(actions) or actions, RunPass).rows] == [1]
+    run = only(verifier.acknowledge(actions) or actions, RunPass)
+    assert [row.sequence for row in run.rows] == [1]
+    actions = verifier.tell(PassEnded(run.number, [Drawn(())]))
+    assert actions == [CloseAtDrafter(DRAFTER, 1, 0), Released(1, 0, 2, PROMPT + 3, Why.FAILED)], "and no report"
 
 
 def test_without_a_page_the_youngest_makes_room() -> None:
