@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ MAX_UNSENT = 65_536  # orders that wait to be sent
 SIGNS = 4  # of life in a lease
 
 
-class WorkerStream:
+class WorkerStream(ABC):
     """Lost once, whether it ends, breaks or is let go. Lives on the event loop."""
 
     def __init__(self, name: str, call: Any) -> None:
@@ -65,11 +66,13 @@ class WorkerStream:
         finally:
             self.close(why)
 
+    @abstractmethod
     def _hear(self, message: Any) -> None:
-        raise NotImplementedError
+        """What it says; PeerError where that breaks the protocol."""
 
+    @abstractmethod
     def _lost(self, why: str) -> None:
-        raise NotImplementedError
+        """Called once."""
 
 
 class ControlClient(WorkerStream):
