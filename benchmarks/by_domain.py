@@ -1,8 +1,9 @@
 """B3: the default policy over plain decoding, domain by domain, and how much drafting could have paid.
 
-The shipped pair at temperature 0, all tokens over all time, in turns. At one stream the bound of a domain is that of
-its best fixed length: tokens a round by the acceptance of every slot (from rounds of seven), over the time of a round
-of that length, hops included, all of the same run. Below 1, drafts do not pay there.
+The shipped pair at temperature 0, all tokens over all time, prompts included, in short turns beside each other. At one
+stream the bound of a domain is that of its best fixed length on the same prompts: tokens a round by the acceptance of
+every slot (from rounds of seven), over the time of a round of that length, hops included, behind the same first tokens.
+Below 1, drafts do not pay there.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import math
+import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +24,8 @@ from deploy.processes import ProcessCell
 from dspark.client import AsyncClient, Completion, Options
 
 TOKENS, BLOCK = 128, 7
-TURNS = 2
-PROMPTS = {1: 6, 8: 24}  # of a domain, by streams
-LENGTH_PROMPTS = 3  # of a domain, for every fixed length
+PROMPTS = {1: 6, 8: 16}  # of a domain, by streams
+TURNS = {1: 2, 8: 16}  # of both policies on every prompt, by streams
 LEAST, OF_BOUND = 0.97, 0.93
 DEFAULT = "default"  # the cell's own policy: none is named
 
@@ -81,60 +83,64 @@ async def ask(client: AsyncClient, prompts: Sequence[Prompt], policy: str, strea
     into.wall_s += clock() - began
 
 
-async def in_turns(client: AsyncClient, prompts: Sequence[Prompt], streams: int, turns: int) -> dict[str, Spent]:
-    """Plain decoding and the default, the same prompts, one by one at one stream, so that a disturbance hits both
-    alike; who begins changes."""
+async def in_turns(client: AsyncClient, prompts: Sequence[Prompt], streams: int, turns: int) -> dict[str, Any]:
+    """Plain decoding and the default on the same prompts, one by one at one stream, so that a disturbance hits both
+    alike; who begins changes. `error` is the standard error of the ratio, by the ratios of the turns."""
     spent = {policy: Spent() for policy in ("off", DEFAULT)}
+    each: list[float] = []
     parts = [prompts] if streams > 1 else [[prompt] for prompt in prompts]
     for turn in range(turns):
         for part in parts:
+            before = {policy: total.wall_s for policy, total in spent.items()}
             for policy in list(spent)[:: -1 if turn % 2 else 1]:
                 await ask(client, part, policy, streams, spent[policy])
-    return spent
+            off, ours = (total.wall_s - before[policy] for policy, total in spent.items())
+            each.append(off / ours)
+    off, ours = (total.tokens / total.wall_s for total in spent.values())
+    return {
+        "off_tok_s": round(off, 1),
+        "tok_s": round(ours, 1),
+        "ratio": round(ours / off, 4),
+        "error": round(statistics.stdev(each) / math.sqrt(len(each)), 4),
+        "tokens_a_round": round(spent[DEFAULT].tokens / max(1, spent[DEFAULT].rounds), 3),
+    }
 
 
 async def bound(client: AsyncClient, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """What the best fixed length could make of plain decoding, and what each slot keeps."""
-    policies = ["off", *(f"fixed:{slots}" for slots in range(1, BLOCK + 1))]
-    spent = {policy: Spent() for policy in policies}
+    fixed = [f"fixed:{slots}" for slots in range(1, BLOCK + 1)]
+    spent = {policy: Spent() for policy in ("off", *fixed)}
     for prompt, backwards in zip(prompts, itertools.cycle((False, True)), strict=False):
-        for policy in policies[:: -1 if backwards else 1]:
+        for policy in list(spent)[:: -1 if backwards else 1]:
             await ask(client, [prompt], policy, 1, spent[policy])
-    survival = [spent[policies[-1]].survival(slot) for slot in range(1, BLOCK + 1)]
-    plain_s = spent["off"].seconds / spent["off"].tokens
-    gains = {
-        slots: (1 + sum(survival[:slots]))
-        * plain_s
-        / (spent[f"fixed:{slots}"].seconds / spent[f"fixed:{slots}"].rounds)
-        for slots in range(1, BLOCK + 1)
-    }
-    best = max(gains, key=gains.__getitem__)
+    plain = spent["off"]
+    first_s = plain.wall_s - plain.seconds
+    round_s = [plain.seconds / plain.tokens, *(spent[policy].seconds / spent[policy].rounds for policy in fixed)]
+    survival = [spent[fixed[-1]].survival(slot) for slot in range(1, BLOCK + 1)]
+    gains = [
+        plain.wall_s / (first_s + plain.tokens * a_round / (1 + sum(survival[:slots])))
+        for slots, a_round in enumerate(round_s)
+    ]
+    best = max(range(1, BLOCK + 1), key=gains.__getitem__)
     return {
         "bound": round(gains[best], 4),
         "best_length": best,
         "survival": [round(share, 4) for share in survival],
-        "round_ms": [round(1000 * plain_s, 2)]
-        + [round(1000 * spent[f"fixed:{k}"].seconds / spent[f"fixed:{k}"].rounds, 2) for k in range(1, BLOCK + 1)],
+        "round_ms": [round(1000 * a_round, 2) for a_round in round_s],
     }
 
 
-async def compare(pair: Pair, turns: int) -> dict[str, dict[str, Any]]:
+async def compare(pair: Pair, turns: Mapping[int, int]) -> dict[str, dict[str, Any]]:
     with ProcessCell(pair.target, pair.drafter) as cell:
         async with AsyncClient(cell.endpoint) as client:
             for policy in ("off", DEFAULT):  # the planner's first rounds are not what is compared
                 await ask(client, pair.prompts(DOMAINS[0], 4), policy, 2, Spent())
             value: dict[str, dict[str, Any]] = {}
             for domain in DOMAINS:
-                value[domain] = await bound(client, pair.prompts(domain, LENGTH_PROMPTS))
+                value[domain] = await bound(client, pair.prompts(domain, PROMPTS[1]))
                 for streams, count in PROMPTS.items():
-                    spent = await in_turns(client, pair.prompts(domain, count), streams, turns)
-                    off, ours = (spent[policy].tokens / spent[policy].wall_s for policy in ("off", DEFAULT))
-                    value[domain][f"{streams} stream" + "s" * (streams > 1)] = {
-                        "off_tok_s": round(off, 1),
-                        "tok_s": round(ours, 1),
-                        "ratio": round(ours / off, 4),
-                        "tokens_a_round": round(spent[DEFAULT].tokens / max(1, spent[DEFAULT].rounds), 3),
-                    }
+                    point = await in_turns(client, pair.prompts(domain, count), streams, turns[streams])
+                    value[domain][f"{streams} stream" + "s" * (streams > 1)] = point
                 note(f"{domain}: {value[domain]}")
     return value
 
@@ -143,9 +149,10 @@ def main(argv: list[str] | None = None) -> int:
     """Prints its row; 1 when the bar is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.by_domain", description=__doc__)
     add_arguments(parser)
-    parser.add_argument("--turns", type=int, default=TURNS, help=f"of both policies on every prompt ({TURNS})")
+    parser.add_argument("--times", type=int, default=1, help="as many turns (1)")
     args = parser.parse_args(argv)
-    value = asyncio.run(compare(chosen(args), args.turns))
+    turns = {streams: count * args.times for streams, count in TURNS.items()}
+    value = asyncio.run(compare(chosen(args), turns))
     holds = all(
         point["1 stream"]["ratio"] >= max(LEAST, OF_BOUND * point["bound"]) and point["8 streams"]["ratio"] >= LEAST
         for point in value.values()
