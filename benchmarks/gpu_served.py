@@ -10,7 +10,7 @@ from benchmarks.pair import Pair
 from benchmarks.real_cell import windowed
 from benchmarks.row import note
 from deploy.processes import ProcessCell
-from dspark.client.request import Sampling
+from dspark.client.request import Options
 from dspark.loadgen import prompts
 from dspark.loadgen import run as loop
 
@@ -48,7 +48,7 @@ def measure(pair: Pair, *, tiny: bool, page_size: int, graphs: bool, mean: float
     ):
         meter = Meter(client)
         for count in counts:
-            options = Sampling(policy="fixed:7", temperature=0.0, ignore_eos=True, max_tokens=answer)
+            options = Options(policy="fixed:7", temperature=0.0, ignore_eos=True, max_tokens=answer)
             plan = loop.LoadPlan(concurrency=count, duration_s=settle_s + window_s)
             meter.lap()
             asked = prompts.cycle(prompts.random_ids(PROMPTS, context, pair.vocabulary, 0), 0)

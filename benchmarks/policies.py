@@ -24,7 +24,7 @@ from benchmarks.turns import Book, Tournament
 from coordinator.http.template import question_renderer
 from coordinator.simulation.scenario import Scenario
 from deploy.processes import ProcessCell
-from dspark.client.request import Sampling
+from dspark.client.request import Options
 from dspark.loadgen import prompts
 from dspark.loadgen import run as loop
 from dspark.loadgen.prompts import Question
@@ -146,7 +146,7 @@ async def _pair(args: argparse.Namespace, book: Book) -> Row:
     with ProcessCell(pair.target, pair.drafter) as running:
 
         async def measured(policy: str, concurrency: int) -> float:
-            options = Sampling(policy=policy, temperature=0.0, ignore_eos=True)
+            options = Options(policy=policy, temperature=0.0, ignore_eos=True)
             if answers := work.get(concurrency):
                 return (await worked(running.endpoint, options, _mixed(pair), concurrency, answers)).tok_s
             settle_s = window.settle(concurrency)

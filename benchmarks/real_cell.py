@@ -17,7 +17,7 @@ import yaml
 from coordinator.simulation.load import shape
 from coordinator.simulation.scenario import Scenario
 from deploy.processes import ProcessCell
-from dspark.client.request import Sampling
+from dspark.client.request import Options
 from dspark.loadgen import run as loop
 from dspark.loadgen.grpc_endpoint import GrpcEndpoint
 from dspark.loadgen.prompts import Question
@@ -109,12 +109,12 @@ async def measure(endpoint: str, scenario: Scenario) -> Point:
     return await windowed(endpoint, sampling(scenario), questions(scenario), plan, settle_s, scenario.window_s)
 
 
-def sampling(scenario: Scenario) -> Sampling:
-    return Sampling(policy=scenario.policy, temperature=scenario.temperature, seed=scenario.seed, rule="block")
+def sampling(scenario: Scenario) -> Options:
+    return Options(policy=scenario.policy, temperature=scenario.temperature, seed=scenario.seed, rule="block")
 
 
 async def windowed(
-    endpoint: str, options: Sampling, asked: Iterator[Question], plan: loop.LoadPlan, settle_s: float, window_s: float
+    endpoint: str, options: Options, asked: Iterator[Question], plan: loop.LoadPlan, settle_s: float, window_s: float
 ) -> Point:
     """A load, and what arrived in the `window_s` seconds from `settle_s` on. Raises when a request failed."""
     outcome = await _asked(endpoint, options, asked, plan)
@@ -122,7 +122,7 @@ async def windowed(
     return _point(_tokens(outcome, opens, opens + window_s), window_s, outcome)
 
 
-async def worked(endpoint: str, options: Sampling, asked: Iterator[Question], concurrency: int, answers: int) -> Point:
+async def worked(endpoint: str, options: Options, asked: Iterator[Question], concurrency: int, answers: int) -> Point:
     """So many answers, until the first user finds nothing left to ask, after one answer a user to warm up.
 
     At few streams a window holds few answers, and which ones they are differs with the speed that is measured; here
@@ -135,7 +135,7 @@ async def worked(endpoint: str, options: Sampling, asked: Iterator[Question], co
     return _point(_tokens(outcome, outcome.opened, closes), closes - outcome.opened, outcome)
 
 
-async def _asked(endpoint: str, options: Sampling, asked: Iterator[Question], plan: loop.LoadPlan) -> loop.Outcome:
+async def _asked(endpoint: str, options: Options, asked: Iterator[Question], plan: loop.LoadPlan) -> loop.Outcome:
     server = GrpcEndpoint(endpoint, options)
     try:
         outcome = await loop.run(server, asked, plan, lambda *_: None)

@@ -29,7 +29,7 @@ from coordinator.queue.scheduler import QueueBounds, Scheduler
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, WorkerAccess, WorkerRole
 from deploy.processes import ProcessCell
-from dspark.client.request import Sampling, write_request
+from dspark.client.request import Options, write_request
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import frontend_pb2
@@ -139,7 +139,7 @@ async def _read(attachment: FrontendConnection) -> None:
 
 def _submit(number: int, policy: str) -> frontend_pb2.Submit:
     prompt = [2 + (number * 31 + at) % 1000 for at in range(PROMPT)]
-    options = Sampling(policy=policy, temperature=1.0, seed=number, rule="block", max_tokens=ANSWER, ignore_eos=True)
+    options = Options(policy=policy, temperature=1.0, seed=number, rule="block", max_tokens=ANSWER, ignore_eos=True)
     message = write_request(prompt, options)
     message.request_id = f"r{number}"
     return frontend_pb2.Submit(call=number, request=message, deadline_us=int(ANSWER_S * 1e6))

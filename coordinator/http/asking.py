@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import Request
 
@@ -15,7 +16,7 @@ from coordinator.http.forms import Form, form_of
 from coordinator.http.schema import Body
 from coordinator.reception.output_processor import OutputChunk
 from coordinator.reception.response_stream import ResponseStream
-from dspark.client.request import Sampling, write_request
+from dspark.client.request import write_request
 from dspark.errors import InvalidRequest, RequestCancelled, naming
 from dspark.numerals import shown as as_shown
 from dspark.types import ScoredPrompt
@@ -37,6 +38,8 @@ _PLAIN = (
     "ignore_eos",
     "skip_special_tokens",
     "include_stop_str_in_output",
+    "stop_token_ids",
+    "cache_salt",
 )
 
 Prompt = str | Sequence[int]
@@ -49,26 +52,19 @@ def sampling(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
     form: Form | None = None,
-) -> Sampling:
+) -> dict[str, Any]:
     """The fields of a body as the options of the gRPC interface. form: of the answer, where the body's own is none."""
-    speculation = body.speculation
-    return Sampling(
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        prompt_logprobs=body.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
-        seed=_seed(body.seed),
-        stop=body.stop or (),
-        stop_token_ids=body.stop_token_ids or (),
-        logit_bias=_biases(body.logit_bias or {}),
-        constraint=form or form_of(body.response_format, body.structured_outputs)[1],
-        cache_salt=body.cache_salt or "",
-        policy=speculation.policy if speculation else "",
-        rule=speculation.rule if speculation else "",
-        weight=speculation.weight if speculation else None,
-        drafter=speculation.drafter if speculation else "",
-        label=speculation.label if speculation else "",
+    return {
+        "max_tokens": max_tokens,
+        "logprobs": logprobs,
+        "prompt_logprobs": body.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
+        "seed": _seed(body.seed),
+        "stop": body.stop or None,
+        "logit_bias": _biases(body.logit_bias or {}),
+        "constraint": form or form_of(body.response_format, body.structured_outputs)[1],
+        **(body.speculation.model_dump() if body.speculation else {}),
         **{name: getattr(body, name) for name in _PLAIN},
-    )
+    }
 
 
 def _seed(given: int | None) -> int | None:
@@ -121,7 +117,7 @@ class Asking:
         request: Request,
         body: Body,
         prompts: Sequence[Prompt],
-        options: Sampling,
+        options: Mapping[str, Any],
         *,
         kind: str,
         names: Mapping[str, str] | None = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,7 +32,6 @@ from coordinator.http.thoughts import (
 from coordinator.http.tools import Calling, read_tools
 from coordinator.reception.input_processor import LONG_TEXT, encoded, prompt_bytes
 from coordinator.reception.output_processor import OutputChunk
-from dspark.client.request import Sampling
 from dspark.errors import InvalidRequest, Unsupported
 from dspark.runtime.security import current_caller
 
@@ -68,7 +66,7 @@ class AskedChat(NamedTuple):
     names: what fields of the gRPC interface are called in its body."""
 
     prompt: tuple[int, ...]
-    options: Sampling
+    options: dict[str, Any]
     reader: Callable[[], Reader] | None
     names: dict[str, str]
 
@@ -99,7 +97,7 @@ async def read_chat(api: Api, body: ChatBody) -> AskedChat:
         raise Unsupported("thinking_token_budget", "the target's chat template marks no thoughts")
     options = sampling(body, max_tokens=_max_tokens(body), logprobs=_logprobs(body), form=form)
     if reader is not None and body.skip_special_tokens is None and _special_marks(api, calling):
-        options = replace(options, skip_special_tokens=False)
+        options["skip_special_tokens"] = False
     return AskedChat(prompt, options, reader, names)
 
 

@@ -28,7 +28,6 @@ from coordinator.http.asking import Asking, Prompt, Scored
 from coordinator.http.schema import Body, StreamOptions
 from coordinator.http.stream import DONE, EventStream, event, failure, paced_events, paced_whole, while_connected
 from coordinator.reception.output_processor import AnswerOutput, OutputChunk, per_token_s
-from dspark.client.request import Sampling
 from dspark.errors import InvalidRequest
 
 Detail = Literal["none", "summary", "detailed"]
@@ -252,7 +251,7 @@ async def answered(
     request: Request,
     body: Body,
     prompts: Sequence[Prompt],
-    options: Sampling,
+    options: Mapping[str, Any],
     shape: ReplyShape,
     *,
     kind: str,

@@ -22,7 +22,7 @@ from coordinator.requests.request import inside
 from coordinator.watching.explaining import origins, told
 from coordinator.watching.watch import Explain, RoundPart
 from dspark.client.explanation import ORIGINS, RoundExplanation, read_explanation
-from dspark.client.request import Sampling, write_request
+from dspark.client.request import Options, write_request
 from dspark.errors import RequestCancelled
 from dspark.wire.v1.control_pb2 import ORIGIN_PLAIN
 
@@ -128,7 +128,7 @@ def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventStream:
     running: list[ResponseStream] = []
 
     async def events() -> AsyncGenerator[bytes]:
-        options = Sampling(
+        options = Options(
             max_tokens=wish.max_tokens,
             temperature=wish.temperature,
             policy=wish.policy,

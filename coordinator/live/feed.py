@@ -24,7 +24,7 @@ from coordinator.queue.scheduler import Scheduler
 from coordinator.watching.explaining import step_of
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import WorkerConnection, WorkerRole
-from dspark.client.request import Sampling, write_request
+from dspark.client.request import Options, write_request
 from dspark.errors import DsparkError, Overloaded
 from dspark.wire.v1.control_pb2 import EndedAnswer, RoundExplanation
 
@@ -75,7 +75,7 @@ class BackgroundLoad:
     async def _answer(self, question: str, *, temperature: float) -> None:
         api = self._door
         prompt, _ = await prompt_of(api, [{"role": "user", "content": question}], TOKENS)
-        options = Sampling(
+        options = Options(
             max_tokens=TOKENS, temperature=temperature, policy=self.policy, rule=self.rule, ignore_eos=True
         )
         stream = await api.processor.accept(write_request(prompt, options))

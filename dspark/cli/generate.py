@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +91,9 @@ def _prompt(args: argparse.Namespace) -> str | list[int]:
 
 
 def _generate(args: argparse.Namespace) -> int:
-    from dspark.client import Completion
-    from dspark.client.request import Sampling
+    from dspark.client import Completion, Options
 
-    names = {each.name for each in fields(Sampling)}
-    options = {name: value for name, value in vars(args).items() if name in names}
+    options = {name: value for name, value in vars(args).items() if name in Options.__annotations__}
     options["logit_bias"] = dict(args.logit_bias)
     for name, words in {"prompt": args.prompt, **options}.items():
         for word in [words] if isinstance(words, str) else words if isinstance(words, list) else ():

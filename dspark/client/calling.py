@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar, Unpack
 from dspark.client.cell import whom_to_call
 from dspark.client.errors import ServerError
 from dspark.client.events import Completion, Event, Finished
-from dspark.client.request import SERVICE_CONFIG, Options, Sampling, spelled_out, write_request
+from dspark.client.request import SERVICE_CONFIG, Options, spelled_out, write_request
 from dspark.client.resuming import AnswerCall, Resuming
 from dspark.runtime.channel import auth_metadata
 from dspark.runtime.tls import Tls
@@ -44,13 +44,13 @@ class BaseClient(Generic[S]):
         resume_s: float = 0.0,
         **options: Unpack[Options],
     ) -> S:
-        """Streams the answer to a text or to token ids. `options`: see `Sampling`; `timeout`: the deadline.
+        """Streams the answer to a text or to token ids. `options`: see `Options`; `timeout`: the deadline.
 
         `resume_s`: how many seconds to go on asking for the rest when the stream breaks because a process of the cell
         is gone. Needs the coordinator's journal, unless the parameters repeat the ids: temperature 0, or coupled with a
         seed.
         """
-        request = write_request(prompt, Sampling(**options))
+        request = write_request(prompt, options)
 
         def ask(message: generate_pb2.GenerateRequest, left_s: float | None) -> Any:
             return self._generation.Generate(message, timeout=left_s, metadata=self._metadata)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict, TypeVar
 
 from dspark.client.fields import SAMPLING, constraint_of, ids_of, text_of, weight_of
@@ -40,9 +39,8 @@ SERVICE_CONFIG: dict[str, object] = {
 RULES = {"": 0, "token": types_pb2.RULE_TOKEN, "block": types_pb2.RULE_BLOCK, "coupled": types_pb2.RULE_COUPLED}
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """Options of one request; None leaves the choice to the deployment.
+class Options(TypedDict, total=False):
+    """Options of one request; what is left out or None is the deployment's choice.
 
     temperature: 0 is greedy. top_k: 0 and -1 keep everything. top_p: nucleus mass in (0, 1]. min_p: least probability
     kept, as a share of the likeliest one. repetition_penalty: over prompt and answer, above 1 discourages.
@@ -61,38 +59,6 @@ class Sampling:
     request_id: its name, at most 128 characters; made up when empty.
     """
 
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    min_tokens: int | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    n: int | None = None
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    seed: int | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    policy: str = ""
-    rule: str = ""
-    weight: float | None = None
-    drafter: str = ""
-    constraint: Mapping[str, Any] | None = None
-    cache_salt: str = ""
-    label: str = ""
-    request_id: str = ""
-
-
-class Options(TypedDict, total=False):
-    """The same as keyword arguments, for type checkers and editors."""
-
     max_tokens: int | None
     temperature: float | None
     top_p: float | None
@@ -101,25 +67,25 @@ class Options(TypedDict, total=False):
     repetition_penalty: float | None
     presence_penalty: float | None
     frequency_penalty: float | None
-    logit_bias: Mapping[int, float]
+    logit_bias: Mapping[int, float] | None
     min_tokens: int | None
     logprobs: int | None
     prompt_logprobs: int | None
     n: int | None
-    stop: str | Sequence[str]
-    stop_token_ids: Sequence[int]
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
     seed: int | None
     ignore_eos: bool | None
     skip_special_tokens: bool | None
     include_stop_str_in_output: bool | None
-    policy: str
-    rule: str
+    policy: str | None
+    rule: str | None
     weight: float | None
-    drafter: str
+    drafter: str | None
     constraint: Mapping[str, Any] | None
-    cache_salt: str
-    label: str
-    request_id: str
+    cache_salt: str | None
+    label: str | None
+    request_id: str | None
 
 
 def spelled_out(method: M) -> M:
@@ -127,43 +93,36 @@ def spelled_out(method: M) -> M:
     signature = inspect.signature(method)
     own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
     options = [
-        inspect.Parameter(
-            one.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default={} if one.name == "logit_bias" else one.default,
-            annotation=one.type,
-        )
-        for one in fields(Sampling)
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint.__forward_arg__)
+        for name, hint in Options.__annotations__.items()
     ]
     method.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
     return method
 
 
-def write_request(prompt: str | Sequence[int], options: Sampling) -> generate_pb2.GenerateRequest:
-    """The message that asks for one answer to a text or to token ids."""
-    if options.rule not in RULES:
-        raise InvalidRequest("rule", f"{options.rule!r} is none of token, block, coupled")
-    params = generate_pb2.SamplingParams(
-        **{
-            name: read(f"sampling_params.{name}", value)
-            for name, read in SAMPLING.items()
-            if (value := getattr(options, name)) is not None
-        }
-    )
+def write_request(prompt: str | Sequence[int], options: Mapping[str, Any]) -> generate_pb2.GenerateRequest:
+    """The message that asks for one answer to a text or to token ids. options: see `Options`."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if unknown := options.keys() - Options.__annotations__:
+        raise TypeError(f"{min(unknown)!r} is no option of a request")
+    rule = given.get("rule", "")
+    if rule not in RULES:
+        raise InvalidRequest("rule", f"{rule!r} is none of token, block, coupled")
+    read = {name: SAMPLING[name](f"sampling_params.{name}", given[name]) for name in SAMPLING if name in given}
     request = generate_pb2.GenerateRequest(
-        request_id=text_of("request_id", options.request_id) or f"cmpl-{secrets.token_hex(12)}",
-        sampling_params=params,
+        request_id=text_of("request_id", given.get("request_id", "")) or f"cmpl-{secrets.token_hex(12)}",
+        sampling_params=generate_pb2.SamplingParams(**read),
         speculation=generate_pb2.SpeculationParams(
-            policy=text_of("speculation.policy", options.policy),
-            rule=RULES[options.rule],  # type: ignore[arg-type]
-            weight=weight_of(options.weight),
-            drafter=text_of("speculation.drafter", options.drafter),
+            policy=text_of("speculation.policy", given.get("policy", "")),
+            rule=RULES[rule],  # type: ignore[arg-type]
+            weight=weight_of(given.get("weight")),
+            drafter=text_of("speculation.drafter", given.get("drafter", "")),
         ),
-        cache_salt=text_of("cache_salt", options.cache_salt),
-        label=text_of("label", options.label),
+        cache_salt=text_of("cache_salt", given.get("cache_salt", "")),
+        label=text_of("label", given.get("label", "")),
     )
-    if options.constraint is not None:
-        request.constraint.CopyFrom(constraint_of("constraint", options.constraint))
+    if "constraint" in given:
+        request.constraint.CopyFrom(constraint_of("constraint", given["constraint"]))
     if isinstance(prompt, str):
         request.text = text_of("text", prompt)
     else:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import grpc
 
 from dspark.client import AsyncClient, DsparkError
 from dspark.client.errors import ServerError, read_error
 from dspark.client.events import Chunk, Finished, ModelInfo, read_event
-from dspark.client.request import SERVICE_CONFIG, Sampling, write_request
+from dspark.client.request import SERVICE_CONFIG, Options, write_request
 from dspark.loadgen import prometheus
 from dspark.loadgen.answer import SpeculationFigures, StreamPiece
 from dspark.loadgen.prompts import Question
@@ -25,8 +24,8 @@ FRAME = 5  # bytes gRPC puts before each message
 class GrpcEndpoint:
     """Belongs to the event loop it is made on."""
 
-    def __init__(self, endpoint: str, options: Sampling, *, token: str | None = None, tls: Tls | None = None) -> None:
-        self.name = f"dspark {options.policy}".strip()
+    def __init__(self, endpoint: str, options: Options, *, token: str | None = None, tls: Tls | None = None) -> None:
+        self.name = f"dspark {options.get('policy') or ''}".strip()
         self._endpoint = endpoint
         self._token, self._tls = token, tls
         self._options = options
@@ -36,11 +35,11 @@ class GrpcEndpoint:
         self._generation = generate_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def stream(self, question: Question, number: int) -> AsyncIterator[StreamPiece]:
-        options = self._options
+        options = self._options.copy()
         if question.max_tokens is not None:
-            options = replace(options, max_tokens=question.max_tokens)
-        if options.seed is not None:
-            options = replace(options, seed=options.seed + number)
+            options["max_tokens"] = question.max_tokens
+        if (seed := options.get("seed")) is not None:
+            options["seed"] = seed + number
         message = write_request(question.prompt, options)
         call = self._generation.Generate(message, metadata=self._metadata)
         whole = False

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dspark.client.request import Sampling
+from dspark.client.request import Options
 from dspark.errors import InvalidRequest
 from dspark.loadgen import prompts
 from dspark.loadgen import run as loop
@@ -126,7 +126,7 @@ def _endpoint(order: SweepOrder, policy: str) -> Endpoint:
             api_key=order.token,
         )
         return OpenAiEndpoint(options)
-    sampling = Sampling(
+    sampling = Options(
         max_tokens=order.output_len,
         temperature=order.temperature,
         ignore_eos=order.ignore_eos or None,

@@ -18,7 +18,7 @@ import grpc
 
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.request_state import LifeEvent
-from dspark.client.request import Sampling, write_request
+from dspark.client.request import Options, write_request
 from dspark.wire.v1 import generate_pb2_grpc
 from faults import pair
 from faults.plan import Action, Plan, once
@@ -217,7 +217,7 @@ class Journal:
                 found.append("what was shown has changed")
         for number, answer in enumerate(answers):  # who asks for all of it again is told the same
             params = pair.ALL_PARAMS[3 - number % 3]
-            options = Sampling(
+            options = Options(
                 max_tokens=TOKENS, policy="fixed:3", request_id=f"mine-{number}", ignore_eos=True, **params
             )
             if await _told_again(cell, answer.prompt, options) != answer.ids:
@@ -225,7 +225,7 @@ class Journal:
         return found + await freed(cell)
 
 
-async def _told_again(cell: SimulatedCell, prompt: list[int], options: Sampling) -> list[int]:
+async def _told_again(cell: SimulatedCell, prompt: list[int], options: Options) -> list[int]:
     request = write_request(prompt, options)
     request.resume.offsets.append(0)
     stub = generate_pb2_grpc.GenerationStub(grpc.aio.insecure_channel(cell.endpoint))

@@ -17,7 +17,7 @@ from coordinator.http.stream import framed
 from coordinator.process import CoordinatorProcess, check
 from coordinator.reception.pacing import padded, read_pace
 from dspark.client import AsyncClient
-from dspark.client.request import Sampling, write_request
+from dspark.client.request import write_request
 from dspark.errors import ConfigError
 from dspark.runtime.channel import open_channel
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
@@ -41,7 +41,7 @@ async def _sizes(endpoint: str, tokens: int, **options: object) -> tuple[list[in
     said = 0
     async with open_channel(endpoint) as channel:
         stub = generate_pb2_grpc.GenerationStub(channel)
-        request = write_request([5, 6, 7], Sampling(max_tokens=tokens, **options))
+        request = write_request([5, 6, 7], {"max_tokens": tokens, **options})
         sizes = []
         async for message in stub.Generate(request, timeout=60):
             sizes.append(message.ByteSize())
