@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import ipaddress
 import re
@@ -110,18 +111,19 @@ def _check_origins(given: tuple[str, ...], asked: bool) -> None:
 
 def guard_of(security: Security, roles: Roles) -> Guard:
     """A dependency that lets `roles` in and remembers who it was."""
+    admit = functools.partial(security.access.admit, "this request", roles)
 
     async def guard(request: Request) -> None:
         shown, names = request.headers.get("authorization"), names_of(request.scope)
         if shown is None and (key := request.headers.get("x-api-key")) is not None:  # as Anthropic's clients show it
             shown = f"Bearer {key}"
         try:
-            caller = security.http_caller(shown, names, roles)
+            caller = admit(authorization=shown, names=names)
         except Denied as error:
             if shown is None or isinstance(error, Forbidden) or not security.access.open_to & roles:
                 raise
             # Clients of this interface cannot leave the key out; where anybody may come in, any key will do.
-            caller = security.http_caller(None, names, roles)
+            caller = admit(authorization=None, names=names)
         set_caller(caller)
 
     return guard

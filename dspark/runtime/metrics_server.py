@@ -8,13 +8,13 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from prometheus_client.exposition import choose_encoder
 
 from dspark.errors import ConfigError, Denied, Forbidden
+from dspark.runtime.roles import METRICS
 from dspark.runtime.security import Security
 from dspark.runtime.telemetry import Metrics
 
@@ -22,47 +22,33 @@ READERS = 16  # connections at one time; more are closed unanswered
 PATIENCE_S = 5.0  # for a handshake, and for a request
 
 
-@dataclass
-class MetricsServer:
-    """Serves `/metrics` until closed."""
+class MetricsServer(ThreadingHTTPServer):
+    """Serves `/metrics` until closed, on the host of `bind`, or on loopback where nobody would be asked; port 0 takes
+    any."""
 
-    port: int
-    _server: _Listener
-    _thread: threading.Thread
+    daemon_threads = True
+    allow_reuse_port = False  # a second process must not share the port unseen
+
+    def __init__(self, metrics: Metrics, security: Security, bind: str, port: int) -> None:
+        self.exposed, self.access = metrics.exposed, security.access
+        self._too_many = metrics.dropped.labels(kind="connection", reason="metrics_readers")
+        self._room = threading.BoundedSemaphore(READERS)
+        self._context = security.server_context()
+        host = security.metrics_host(bind)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            super().__init__((host, port), _Page)
+        except OSError as error:
+            raise ConfigError(f"metrics_port: cannot listen on {host}:{port}: {error.strerror}") from error
+        threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
 
     def close(self) -> None:
         """Ends it in the background: the server looks up twice a second, and an event loop must not wait for that."""
         threading.Thread(target=self._end, name="metrics-end", daemon=True).start()
 
     def _end(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(timeout=2)
-
-
-def serve_metrics(metrics: Metrics, security: Security, bind: str, port: int) -> MetricsServer:
-    """Starts `/metrics` on the host of `bind`, or on loopback where nobody would be asked; port 0 takes any."""
-    host = security.metrics_host(bind)
-    try:
-        listener = _Listener(host, port, metrics, security)
-    except OSError as error:
-        raise ConfigError(f"metrics_port: cannot listen on {host}:{port}: {error.strerror}") from error
-    thread = threading.Thread(target=listener.serve_forever, name="metrics", daemon=True)
-    thread.start()
-    return MetricsServer(listener.server_port, listener, thread)
-
-
-class _Listener(ThreadingHTTPServer):
-    daemon_threads = True
-    allow_reuse_port = False  # a second process must not share the port unseen
-
-    def __init__(self, host: str, port: int, metrics: Metrics, security: Security) -> None:
-        self.exposed, self.security = metrics.exposed, security
-        self._too_many = metrics.dropped.labels(kind="connection", reason="metrics_readers")
-        self._room = threading.BoundedSemaphore(READERS)
-        self._context = security.server_context()
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        super().__init__((host, port), _Page)
+        self.shutdown()
+        self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._room.acquire(blocking=False):
@@ -92,12 +78,13 @@ class _Listener(ThreadingHTTPServer):
 
 
 class _Page(BaseHTTPRequestHandler):
-    server: _Listener
+    server: MetricsServer
     server_version, sys_version = "dspark", ""
 
     def do_GET(self) -> None:
         try:
-            self.server.security.metrics_caller(self.headers.get("Authorization"), self._names())
+            shown = self.headers.get("Authorization")
+            self.server.access.admit("/metrics", METRICS, authorization=shown, names=self._names())
         except Denied as error:
             self._answer(403 if isinstance(error, Forbidden) else 401, b"", "text/plain")
             return

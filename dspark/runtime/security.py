@@ -27,7 +27,7 @@ import grpc
 from dspark.errors import ConfigError, Denied, Forbidden
 from dspark.runtime.identity import LEAST_TOKEN, read_token
 from dspark.runtime.listen_config import ListenConfig, PublicConfig
-from dspark.runtime.roles import METRICS, Role, Roles
+from dspark.runtime.roles import Role, Roles
 from dspark.runtime.tls import OfFiles, Tls
 
 PUBLIC_STREAMS = 100
@@ -154,7 +154,7 @@ class Access:
             (self.operator, frozenset({Role.OPERATOR})),
             (self.monitor, frozenset({Role.MONITOR})),
         ):
-            if secret is not None and same(given, secret):
+            if secret is not None and hmac.compare_digest(_digest(given), _digest(secret)):
                 matches.append(Caller(roles))
         tenant = self.clients.tenant(given) if self.clients is not None else None
         if tenant is not None:
@@ -256,19 +256,6 @@ class Security:
     def server_context(self) -> ssl.SSLContext | None:
         """The same for other listeners."""
         return self.tls.server_context(ask_peers=self.ask_peers) if self.tls is not None else None
-
-    def http_caller(self, authorization: str | None, names: Iterable[str], roles: Roles) -> Caller:
-        """Lets an HTTP request in; raises Denied (401) or Forbidden (403)."""
-        return self.access.admit("this request", roles, authorization=authorization, names=names)
-
-    def metrics_caller(self, authorization: str | None, names: Iterable[str]) -> Caller:
-        """Lets a reader of `/metrics` in."""
-        return self.access.admit("/metrics", METRICS, authorization=authorization, names=names)
-
-
-def same(given: str, secret: str) -> bool:
-    """Whether two texts are equal; takes equally long for all texts."""
-    return hmac.compare_digest(_digest(given), _digest(secret))
 
 
 def read_client_tokens(path: str | Path) -> tuple[tuple[str, str], ...]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from dspark.runtime.identity import model_name, new_incarnation
 from dspark.runtime.listen_config import ListenConfig
-from dspark.runtime.metrics_server import MetricsServer, serve_metrics
+from dspark.runtime.metrics_server import MetricsServer
 from dspark.runtime.security import Security, check_listeners
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.telemetry import Metrics
@@ -59,8 +59,8 @@ class Shell:
         self.endpoint = server.endpoint(await server.start())
         self._server = server
         if config.metrics_port is not None:
-            self._metrics_server = serve_metrics(self.metrics, self.security, config.bind, config.metrics_port)
-            self.metrics_port = self._metrics_server.port
+            self._metrics_server = MetricsServer(self.metrics, self.security, config.bind, config.metrics_port)
+            self.metrics_port = self._metrics_server.server_port
 
     async def abandon(self) -> None:
         """What was opened of a process that cannot start."""

@@ -3,18 +3,18 @@
 import contextlib
 import socket
 
-from dspark.runtime.metrics_server import READERS, serve_metrics
+from dspark.runtime.metrics_server import READERS, MetricsServer
 from dspark.runtime.security import Security
 from dspark.runtime.telemetry import Metrics
 
 
 def test_a_reader_too_many_is_closed_and_counted() -> None:
     metrics = Metrics()
-    server = serve_metrics(metrics, Security(), "127.0.0.1:0", 0)
+    server = MetricsServer(metrics, Security(), "127.0.0.1:0", 0)
     with contextlib.ExitStack() as stack:
         stack.callback(server.close)
         readers = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=10))
             for _ in range(READERS + 1)
         ]
         assert readers[-1].recv(1) == b"", "closed unanswered"

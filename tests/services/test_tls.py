@@ -23,7 +23,7 @@ from dspark.errors import ConfigError
 from dspark.runtime.channel import open_channel
 from dspark.runtime.identity import write_token
 from dspark.runtime.listen_config import ListenConfig
-from dspark.runtime.metrics_server import serve_metrics
+from dspark.runtime.metrics_server import MetricsServer
 from dspark.runtime.security import Security
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.telemetry import Metrics
@@ -145,8 +145,8 @@ def test_metrics_ask_like_everybody_else(tmp_path: Path, ours: Authority, theirs
     files = {key: str(tmp_path / key) for key in ("token_file", "metrics_token_file")}
     worker, reader = (write_token(Path(path)) for path in files.values())
     security = Security.of(ListenConfig(**files, **ours.settings()))
-    server = serve_metrics(Metrics(), security, "127.0.0.1:0", 0)
-    url = f"https://127.0.0.1:{server.port}/metrics"
+    server = MetricsServer(Metrics(), security, "127.0.0.1:0", 0)
+    url = f"https://127.0.0.1:{server.server_port}/metrics"
 
     def context(authority: Authority, name: str | None) -> ssl.SSLContext:
         made = ssl.create_default_context(cafile=ours.path("ca.crt"))

@@ -11,7 +11,7 @@ from dspark.errors import ConfigError, Denied, Forbidden
 from dspark.runtime import roles
 from dspark.runtime.identity import new_incarnation, read_token, write_token
 from dspark.runtime.listen_config import ListenConfig, PublicConfig
-from dspark.runtime.roles import METHODS, Role
+from dspark.runtime.roles import METHODS, METRICS, Role
 from dspark.runtime.security import Access, ClientTokens, Security, read_client_tokens
 from dspark.wire.v1 import control_pb2, draft_pb2, features_pb2, frontend_pb2, generate_pb2, verify_pb2
 from tests.certificates import Authority
@@ -155,10 +155,10 @@ def test_metrics_stay_near_unless_their_readers_are_asked(files: dict[str, str])
     asked = Security.of(PublicConfig(bind=wide, **files))
     assert asked.metrics_host(wide) == "10.0.0.1"
     with pytest.raises(Denied):
-        asked.metrics_caller(None, ())
+        asked.access.admit("/metrics", METRICS)
     with pytest.raises(Forbidden):
-        asked.metrics_caller(f"Bearer {OURS}", ())
-    assert asked.metrics_caller(f"Bearer {MONITOR}", ()).roles == {Role.MONITOR}
+        asked.access.admit("/metrics", METRICS, authorization=f"Bearer {OURS}")
+    assert asked.access.admit("/metrics", METRICS, authorization=f"Bearer {MONITOR}").roles == {Role.MONITOR}
     assert Security.of(ListenConfig(bind=wide, insecure=True)).metrics_host(wide) == "10.0.0.1"
 
 
