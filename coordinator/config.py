@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 from dspark.runtime.listen_config import PublicConfig
@@ -9,6 +10,12 @@ from dspark.runtime.setting import setting
 
 SYNCS = ("always", "interval")  # of the journal
 TOOL_FORMATS = ("hermes", "llama_json", "mistral", "mistral_named", "deepseek", "deepseek_named", "gpt_oss")
+HTTP_LIBRARIES = ("fastapi", "uvicorn", "httptools", "jinja2")
+
+
+def http_missing() -> list[str]:
+    """What the HTTP front needs and is not installed."""
+    return [name for name in HTTP_LIBRARIES if importlib.util.find_spec(name) is None]
 
 
 @dataclass(frozen=True, kw_only=True)

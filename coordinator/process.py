@@ -50,12 +50,12 @@ CONTROL = "dspark.wire.v1.Control"
 SPARE_STREAMS = 256  # of one connection, for calls that are being refused: beyond, gRPC refuses without a hint
 
 
-class CoordinatorProcess(ClientsProcess):
+class CoordinatorProcess(ClientsProcess[LocalCell]):
     """A serving coordinator."""
 
     def __init__(self, shell: Shell, cell: LocalCell, front: FrontEnd, tracing: Any) -> None:
         super().__init__(shell, cell, front)
-        self.cell, self._tracing = cell, tracing
+        self._tracing = tracing
 
     @property
     def membership(self) -> Membership:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from coordinator.config import http_missing
 from deploy import ray_environment
 from deploy.autoscale import AutoscaleConfig
 from deploy.config import NO_DRAFTER, TLS_FILES, ClusterConfig
 from deploy.head import free_ports
 from deploy.service_registry import check_room, load_settings
-from deploy.topology import ProcessRole, Topology, desired, homes, threads_of
+from deploy.topology import ProcessRole, Topology, desired, homes, sizes_of, threads_of
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.config import load_config
@@ -118,12 +118,7 @@ def within(config: ClusterConfig, autoscale: AutoscaleConfig) -> ClusterConfig:
 
 def largest(config: ClusterConfig, autoscale: AutoscaleConfig) -> dict[ProcessRole, int]:
     """How many processes of each role there may come to be by themselves."""
-    most = {
-        ProcessRole.COORDINATOR: 1,
-        ProcessRole.VERIFY: config.verifiers,
-        ProcessRole.DRAFT: config.drafters,
-        ProcessRole.FRONTEND: config.frontends,
-    }
+    most = sizes_of(config)
     if autoscale.enabled:
         most[ProcessRole.VERIFY] = max(config.verifiers, autoscale.max_verifiers)
         if config.drafter != NO_DRAFTER:
@@ -131,14 +126,9 @@ def largest(config: ClusterConfig, autoscale: AutoscaleConfig) -> dict[ProcessRo
     return most
 
 
-def has_http() -> bool:
-    """Whether the HTTP front could be opened here."""
-    return all(importlib.util.find_spec(module) for module in ("fastapi", "uvicorn"))
-
-
 def http_bind(wanted: str | None) -> str | None:
     """Where the HTTP front listens: as wanted, at a free port if somebody is there, nowhere without its extra."""
-    if wanted is None or not has_http():
+    if wanted is None or http_missing():
         return None
     _, port = split_endpoint(wanted)
     try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +54,10 @@ class Controller:
         autoscale: AutoscaleConfig | None = None,
     ) -> None:
         self._topology = topology
-        self._leaving = Departures(drain_s)
+        self._drain_s = drain_s
+        self._unneeded: frozenset[str] = frozenset()  # draining workers that the coordinator needs no more
+        self._said = asyncio.Condition()  # of what the coordinator says
+        self._released: set[str] = set()  # those that are announced no more, because they are about to end
         self._scaling = autoscale or AutoscaleConfig()
         if not topology.has_drafter:
             self._scaling = replace(self._scaling, min_drafters=0, max_drafters=0)
@@ -106,7 +108,7 @@ class Controller:
 
     def sizes(self) -> tuple[int, int]:
         """(verifiers, drafters) that are wanted."""
-        return self._topology.count(ProcessRole.VERIFY), self._topology.count(ProcessRole.DRAFT)
+        return self._topology.sizes[ProcessRole.VERIFY], self._topology.sizes[ProcessRole.DRAFT]
 
     def resize(self, verifiers: int, drafters: int, *, autoscale: bool | None = None) -> None:
         """Changes the wanted sizes of the pools, and whether they follow the load (None: as it is); the loop does the
@@ -247,7 +249,7 @@ class Controller:
 
     async def _stop(self, name: str) -> None:
         began = time.monotonic()
-        idle = name not in self._running or not name.startswith(WORKERS) or await self._leaving.until_idle(name)
+        idle = name not in self._running or not name.startswith(WORKERS) or await self._until_idle(name)
         if not idle:
             await self._announce()  # without it, so that its sequences have moved before it ends
         log.info("replica.leaves", replica=name, idle=idle, drained_s=round(time.monotonic() - began, 2))
@@ -255,9 +257,18 @@ class Controller:
         await self._forget(name)
         del self._seen[name]
 
+    async def _until_idle(self, name: str) -> bool:
+        """Waits for one draining worker, then releases it; returns whether it was idle in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_s), self._said:
+                await self._said.wait_for(lambda: name in self._unneeded)
+        self._released.add(name)
+        return name in self._unneeded
+
     async def _forget(self, name: str) -> None:
         self._running.pop(name, None)
-        self._leaving.forget(name)
+        self._released.discard(name)
+        self._unneeded -= {name}  # another one of this name is another one
         probe = self._probes.pop(name, None)
         if probe is not None:
             with contextlib.suppress(Exception):  # a broken channel may refuse to close in order
@@ -270,7 +281,7 @@ class Controller:
         workers = {
             name: (ProcessRole(name.partition("/")[0]), started)
             for name, started in sorted(self._running.items())
-            if name.startswith(WORKERS) and name not in self._leaving.released
+            if name.startswith(WORKERS) and name not in self._released
         }
         # From the moment in which it is not wanted: taken out of the set at once, it would leave its sequences alone.
         draining = workers.keys() - self._topology.names
@@ -284,7 +295,9 @@ class Controller:
             log.warning("announce.failed", reason=str(error))
             return  # the next tick tries again
         self._announced, self._connected = (now, content), said.connected
-        self._leaving.heard(said.idle)
+        async with self._said:
+            self._unneeded = frozenset(said.idle)
+            self._said.notify_all()
 
     async def _follow_load(self) -> None:
         """Lets the autoscaler look at the cell now and then, as long as nothing is starting or leaving."""
@@ -333,39 +346,3 @@ def _within(verifiers: int, drafters: int, config: AutoscaleConfig) -> None:
     for pool, size, least, most in bounds:
         if not least <= size <= most:
             raise ConfigError(f"scale: {size} {pool}, while autoscaling keeps {least} to {most} (section autoscale)")
-
-
-class Departures:
-    """Who is waited for, and who is waited for no more. Lives on one event loop."""
-
-    def __init__(self, longest_s: float) -> None:
-        self._longest_s = longest_s
-        self._awaited: dict[str, asyncio.Event] = {}
-        self._released: set[str] = set()
-
-    @property
-    def released(self) -> frozenset[str]:
-        """Those that are announced no more, because they are about to end."""
-        return frozenset(self._released)
-
-    def heard(self, idle: Iterable[str]) -> None:
-        """The coordinator said that nobody needs these any more."""
-        for name in idle:
-            if name in self._awaited:
-                self._awaited[name].set()
-
-    async def until_idle(self, name: str) -> bool:
-        """Waits for one draining worker, then releases it; returns whether it was idle in time."""
-        event = self._awaited.setdefault(name, asyncio.Event())
-        try:
-            await asyncio.wait_for(event.wait(), self._longest_s)
-        except TimeoutError:
-            return False
-        finally:
-            self._awaited.pop(name, None)
-            self._released.add(name)
-        return True
-
-    def forget(self, name: str) -> None:
-        """It has ended; another one of this name is another one."""
-        self._released.discard(name)

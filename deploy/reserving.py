@@ -18,7 +18,7 @@ from typing import Any
 
 from deploy.config import ClusterConfig
 from deploy.footprint import ON_CARD
-from deploy.topology import ProcessRole, Replica, Topology, with_templates
+from deploy.topology import ProcessRole, Replica, Topology
 
 ROOM = 8  # threads that every node has room for
 WORKERS = (ProcessRole.VERIFY, ProcessRole.DRAFT)
@@ -67,7 +67,7 @@ def reserve(
         share = min(verifier.settings["gpu_memory_utilization"], round(max(FULL - beside, 0.05), 4))
         settings = {**verifier.settings, "gpu_memory_utilization": share}
         templates[ProcessRole.VERIFY] = replace(verifier, settings=settings)
-    return with_templates(topology, templates), warning
+    return replace(topology, templates=templates), warning
 
 
 def _cpus(
@@ -127,7 +127,7 @@ def _memory(
     wanted = {
         role: int(memory[role] if (said := given.get(role)) is None else said * GIB) for role in topology.templates
     }
-    total, there = sum(wanted[role] * topology.count(role) for role in wanted), _total(nodes, "memory")
+    total, there = sum(wanted[role] * topology.sizes[role] for role in wanted), _total(nodes, "memory")
     if not own or total <= there:
         return wanted, ""
     warning = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from deploy.config import MOST, NO_DRAFTER, ClusterConfig
@@ -42,18 +43,20 @@ class Replica:
 
 @dataclass(frozen=True)
 class Topology:
-    """All processes of a cell. templates: what one more replica of each role would be, its name aside. homes: setting
-    `cpus` of replicas by name, where their template has none."""
+    """All processes of a cell. templates: what one more replica of each role would be, its name aside. sizes: how many
+    there are. homes: setting `cpus` of replicas by name, where their template has none."""
 
-    replicas: tuple[Replica, ...]
     templates: Mapping[ProcessRole, Replica]
+    sizes: Mapping[ProcessRole, int]
     homes: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def replicas(self) -> tuple[Replica, ...]:
+        names = [(role, f"{role}/{index}") for role in ProcessRole for index in range(self.sizes[role])]
+        return tuple(self._replica(role, name) for role, name in names)
 
     def named(self, name: str) -> Replica | None:
         return next((replica for replica in self.replicas if replica.name == name), None)
-
-    def count(self, role: ProcessRole) -> int:
-        return sum(replica.role is role for replica in self.replicas)
 
     @property
     def names(self) -> frozenset[str]:
@@ -67,6 +70,22 @@ class Topology:
     @property
     def coordinator(self) -> Replica:
         return next(replica for replica in self.replicas if replica.role is ProcessRole.COORDINATOR)
+
+    def _replica(self, role: ProcessRole, name: str) -> Replica:
+        made = replace(self.templates[role], name=name)
+        if made.settings.get("cpus") or name not in self.homes:
+            return made
+        return replace(made, settings={**made.settings, "cpus": self.homes[name]})
+
+
+def sizes_of(config: ClusterConfig) -> dict[ProcessRole, int]:
+    """How many processes of each role there are at first."""
+    return {
+        ProcessRole.COORDINATOR: 1,
+        ProcessRole.VERIFY: config.verifiers,
+        ProcessRole.DRAFT: config.drafters,
+        ProcessRole.FRONTEND: config.frontends,
+    }
 
 
 def desired(
@@ -83,12 +102,7 @@ def desired(
         role: Replica(str(role), role, dict(settings.get(role, {})), selector=_labels(selectors.get(role)))
         for role in ProcessRole
     }
-    return _build(templates, _counts(config.verifiers, config.drafters, config.frontends), homes or {})
-
-
-def with_templates(topology: Topology, templates: Mapping[ProcessRole, Replica]) -> Topology:
-    """The same cell of other templates."""
-    return _build(templates, {role: topology.count(role) for role in ProcessRole}, topology.homes)
+    return Topology(templates, sizes_of(config), homes or {})
 
 
 def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
@@ -97,9 +111,8 @@ def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
         raise ConfigError(f"a cell of {verifiers} verifiers and {drafters} drafters cannot serve")
     if drafters and not topology.has_drafter:
         raise ConfigError(f"scale: the cell was started without a drafter, {drafters} of them would have no weights")
-    return _build(
-        topology.templates, _counts(verifiers, drafters, topology.count(ProcessRole.FRONTEND)), topology.homes
-    )
+    pools = {ProcessRole.VERIFY: verifiers, ProcessRole.DRAFT: drafters}
+    return replace(topology, sizes={**topology.sizes, **pools})
 
 
 def adopted(topology: Topology, names: Iterable[str]) -> Topology:
@@ -107,11 +120,12 @@ def adopted(topology: Topology, names: Iterable[str]) -> Topology:
 
     A coordinator among the names says that the cell had come up; without one there is nothing to go by.
     """
-    left = [name.partition("/") for name in names]
-    if topology.coordinator.name not in ["/".join((role, index)) for role, _, index in left]:
+    left = set(names)
+    if topology.coordinator.name not in left:
         return topology
+    parted = [name.partition("/") for name in left]
     sizes = {
-        role: max((int(i) + 1 for r, _, i in left if r == role and i.isdigit()), default=0) for role in ProcessRole
+        role: max((int(i) + 1 for r, _, i in parted if r == role and i.isdigit()), default=0) for role in ProcessRole
     }
     return resized(topology, max(1, sizes[ProcessRole.VERIFY]), sizes[ProcessRole.DRAFT])
 
@@ -119,29 +133,6 @@ def adopted(topology: Topology, names: Iterable[str]) -> Topology:
 def _labels(selector: str | None) -> dict[str, str]:
     label, _, value = (selector or "").partition("=")
     return {label: value} if label else {}
-
-
-def _counts(verifiers: int, drafters: int, frontends: int) -> dict[ProcessRole, int]:
-    return {
-        ProcessRole.COORDINATOR: 1,
-        ProcessRole.VERIFY: verifiers,
-        ProcessRole.DRAFT: drafters,
-        ProcessRole.FRONTEND: frontends,
-    }
-
-
-def _build(
-    templates: Mapping[ProcessRole, Replica], counts: Mapping[ProcessRole, int], homes: Mapping[str, str]
-) -> Topology:
-    names = {f"{role}/{index}": role for role in ProcessRole for index in range(counts[role])}
-    replicas = [_at_home(replace(templates[role], name=name), homes.get(name)) for name, role in names.items()]
-    return Topology(tuple(replicas), templates, homes)
-
-
-def _at_home(replica: Replica, cpus: str | None) -> Replica:
-    if cpus is None or replica.settings.get("cpus"):
-        return replica
-    return replace(replica, settings={**replica.settings, "cpus": cpus})
 
 
 def threads_of(role: ProcessRole, settings: Mapping[str, Any], alike: int) -> int:

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from coordinator.config import http_missing
 from deploy import footprint
 from deploy.autoscale import AutoscaleConfig
 from deploy.awaiting import Say, await_lanes, await_replicas
-from deploy.cell_plan import has_http, largest, plan_topology, token_files, within
+from deploy.cell_plan import largest, plan_topology, token_files, within
 from deploy.config import ClusterConfig
 from deploy.fleet import NothingStarted
 from deploy.head import Head, free_ports, start_head, stop_head
@@ -60,8 +61,8 @@ def bring_up(
     _refuse_second(say)
     autoscale = load_config(AutoscaleConfig, section="autoscale", file=file, environ=environ, flags=scaling)
     config = within(config, autoscale)
-    if config.http is not None and not has_http():
-        say("no HTTP: fastapi and uvicorn are not installed (`pip install '.[http]'` in the checkout)")
+    if config.http is not None and (missing := http_missing()):
+        say(f"no HTTP: not installed: {', '.join(missing)} (`pip install '.[http]'` in the checkout)")
     if config.address is None:
         _import_models(config, say)
     files = token_files(config)
@@ -150,7 +151,7 @@ def _serve(
             say(f"OpenAI endpoint: {cell.http}/v1")
         if cell.frontends:
             say(f"clients: {cell.frontends}")
-        await_lanes(cell, topology.count(ProcessRole.VERIFY), topology.count(ProcessRole.DRAFT), deadline, say)
+        await_lanes(cell, topology.sizes[ProcessRole.VERIFY], topology.sizes[ProcessRole.DRAFT], deadline, say)
     say(f"serving {cell.target} with {cell.drafter} at {cell.endpoint}")
     return cell
 

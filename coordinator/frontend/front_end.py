@@ -6,12 +6,11 @@ Loads the HTTP libraries only where there is a front for them.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from coordinator.cells.cell import CellPort
-from coordinator.config import ClientsConfig
+from coordinator.config import ClientsConfig, http_missing
 from coordinator.reception.input_processor import InputProcessor, prompt_bytes
 from coordinator.reception.pacing import read_pace
 from coordinator.reception.service import GENERATION, GenerationService
@@ -29,7 +28,8 @@ if TYPE_CHECKING:
     from coordinator.http.api import Api
     from coordinator.http.server import HttpServer
 
-LIBRARIES = ("fastapi", "uvicorn", "httptools", "jinja2")
+C = TypeVar("C", bound=CellPort)
+
 LAST_CALLS_S = 0.2  # who asks again right after the last answer is refused in words, not cut by the server's end
 LAST_WRITES_S = 1.0  # for what streams still have to say after their requests were ended
 
@@ -83,8 +83,7 @@ class FrontEnd:
         """Opens `http`, if it is configured. more: routes beside OpenAI's."""
         if self._config.http is None:
             return
-        missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
-        if missing:
+        if missing := http_missing():
             raise ConfigError(
                 f"http: needs {', '.join(missing)}; they come with the extra `http`: pip install '.[http]' in the "
                 "checkout"
@@ -104,14 +103,14 @@ class FrontEnd:
             await self._http.stop(min(grace_s, LAST_WRITES_S))
 
 
-class ClientsProcess(ShellProcess):
+class ClientsProcess(ShellProcess, Generic[C]):
     """A process that clients talk to, whether its cell is here or elsewhere."""
 
     last_s = LAST_WRITES_S
 
-    def __init__(self, shell: Shell, cell: CellPort, front: FrontEnd) -> None:
+    def __init__(self, shell: Shell, cell: C, front: FrontEnd) -> None:
         super().__init__(shell)
-        self._cell, self._front = cell, front
+        self.cell, self._front = cell, front
 
     @property
     def http_url(self) -> str | None:
@@ -119,13 +118,13 @@ class ClientsProcess(ShellProcess):
         return self._front.http_url
 
     def _leave(self, grace_s: float) -> None:
-        self._cell.draining = True
+        self.cell.draining = True
 
     async def _empty(self, grace_s: float) -> None:
-        await self._cell.emptied(grace_s)
-        self._cell.cut_all()
+        await self.cell.emptied(grace_s)
+        self.cell.cut_all()
         await asyncio.sleep(min(grace_s, LAST_CALLS_S))
 
     async def _close(self, grace_s: float) -> None:
         await self._front.close(grace_s)
-        await self._cell.close()
+        await self.cell.close()

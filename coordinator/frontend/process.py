@@ -22,15 +22,7 @@ log = structlog.get_logger("dspark.frontend")
 SPARE_STREAMS = 64  # for calls that are being refused: beyond, gRPC refuses without a hint
 
 
-class FrontendProcess(ClientsProcess):
-    """A serving front end."""
-
-    def __init__(self, shell: Shell, cell: RemoteCell, front: FrontEnd) -> None:
-        super().__init__(shell, cell, front)
-        self.cell = cell
-
-
-async def start(config: FrontendConfig, *, name: str = "frontend/0") -> FrontendProcess:
+async def start(config: FrontendConfig, *, name: str = "frontend/0") -> ClientsProcess[RemoteCell]:
     """Listens at once; SERVING whenever the coordinator is attached and has somebody to serve with."""
     check(config)
     cell: RemoteCell | None = None
@@ -63,7 +55,7 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> Frontend
             await cell.close()
         await shell.abandon()
         raise
-    return FrontendProcess(shell, cell, front)
+    return ClientsProcess(shell, cell, front)
 
 
 def check(config: FrontendConfig) -> None:

@@ -22,7 +22,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from coordinator.answers.output_queue import OutputQueue
 from coordinator.cells.cell import SubmitRequest
-from coordinator.frontend.process import FrontendProcess
+from coordinator.frontend.front_end import ClientsProcess
+from coordinator.frontend.remote_cell import RemoteCell
 from coordinator.requests.request import Request
 from dspark.client import AsyncClient, Chunk, Completion
 from dspark.client.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
@@ -63,9 +64,9 @@ class Stage:
         self._ends, self._target = ends, target
         self.coordinator, self.verifier, self.drafter = coordinator, verifier, drafter
 
-    async def frontend(self, coordinator: str = "", **settings: Any) -> FrontendProcess:
+    async def frontend(self, coordinator: str = "", **settings: Any) -> ClientsProcess[RemoteCell]:
         given = {"coordinator": coordinator or self.coordinator.endpoint, "target": self._target, **settings}
-        made: FrontendProcess = await self._ends.enter_async_context(workers.frontend(**given))
+        made: ClientsProcess[RemoteCell] = await self._ends.enter_async_context(workers.frontend(**given))
         return made
 
     def client(self, process: Any) -> AsyncClient:
@@ -277,7 +278,7 @@ async def test_a_killed_coordinator_ends_streams_with_their_offset_and_another_o
             await process.wait()
 
 
-async def health(process: FrontendProcess) -> int:
+async def health(process: ClientsProcess[RemoteCell]) -> int:
     async with open_channel(process.endpoint) as channel:
         request = health_pb2.HealthCheckRequest(service="dspark.wire.v1.Generation")
         return int((await health_pb2_grpc.HealthStub(channel).Check(request)).status)

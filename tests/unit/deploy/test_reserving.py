@@ -37,7 +37,7 @@ def _cell(
     most: Mapping[ProcessRole, int] | None = None,
 ) -> tuple[Topology, str]:
     topology = desired(config, settings)
-    sizes = {role: topology.count(role) for role in ProcessRole} | dict(most or {})
+    sizes = {**topology.sizes, **(most or {})}
     return reserve(topology, config, nodes, most=sizes, memory=dict.fromkeys(ProcessRole, memory))
 
 

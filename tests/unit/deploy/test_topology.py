@@ -35,7 +35,7 @@ def test_each_replica_carries_the_settings_of_its_room() -> None:
 def test_front_ends_come_last_and_stay_when_pools_are_resized() -> None:
     topology = desired(ClusterConfig(target="t", drafter="d", frontends=2), {})
     assert [replica.name for replica in topology.replicas][-2:] == ["frontend/0", "frontend/1"]
-    assert resized(topology, 2, 0).count(ProcessRole.FRONTEND) == 2
+    assert resized(topology, 2, 0).sizes[ProcessRole.FRONTEND] == 2
 
 
 def test_a_cell_without_drafters_is_plain_decoding() -> None:
