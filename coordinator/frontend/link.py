@@ -92,32 +92,24 @@ class CoordinatorConnection:
     def requests(self) -> int:
         return len(self._calls)
 
-    def __aiter__(self) -> AsyncIterator[frontend_pb2.FrontendBatch]:
+    async def __aiter__(self) -> AsyncIterator[frontend_pb2.FrontendBatch]:
         """What the coordinator is told."""
-        return self
-
-    async def __anext__(self) -> frontend_pb2.FrontendBatch:
-        while not self._unsent and self._hello is None:
+        while True:
+            while self._unsent or self._hello is not None:
+                yield self._collect()
             if self._ended:
-                raise StopAsyncIteration
+                return
             await self._news.wait()
             self._news.clear()
-        return self._collect()
 
     def submit(self, order: SubmitRequest, sink: OutputSink) -> RemoteHandle:
         self._check_room()
         call = RemoteHandle(next(self._numbers), self, sink, order.request.choices)
-        message = generate_pb2.GenerateRequest(
-            request_id=order.request.id,
-            sampling_params=order.message.sampling_params,
-            speculation=order.message.speculation,
-            cache_salt=order.message.cache_salt,
-            label=order.message.label,
-            traceparent=order.message.traceparent,
-            resume=order.message.resume if order.message.HasField("resume") else None,
-        )
+        message = generate_pb2.GenerateRequest()
+        message.CopyFrom(order.message)
+        message.request_id = order.request.id
         message.sampling_params.ClearField("stop")  # looked for here
-        message.tokenized.input_ids.extend(order.request.prompt)
+        message.tokenized.CopyFrom(generate_pb2.TokenizedInput(input_ids=order.request.prompt))
         waited = max(self._clock.time() - order.arrived, 0.0)
         submit = frontend_pb2.Submit(
             call=call.number,

@@ -15,10 +15,11 @@ import pydantic
 import pytest
 
 from dspark.cli.status import line
-from dspark.client import Client
+from dspark.client import AsyncClient, Client
 from dspark.errors import InvalidRequest
 from dspark.types import Constraint, RefusalReason
-from tests.services.http_cell import HttpCell
+from tests.services import workers
+from tests.services.http_cell import TARGET, HttpCell
 from tests.waiting import wait_until
 from verify_service.grammars import grammars
 
@@ -72,6 +73,18 @@ def test_drafts_do_not_change_an_answer(cell: HttpCell) -> None:
         }  # fmt: skip
         assert len(texts) == 1
         check(texts.pop())
+
+
+def test_an_answer_has_its_form_through_a_front_end_of_its_own(cell: HttpCell) -> None:
+    async def said() -> str:
+        async with (
+            workers.frontend(coordinator=cell.coordinator.endpoint, target=str(TARGET)) as front,
+            AsyncClient(front.endpoint) as client,
+        ):
+            answer = await client.complete("def f", max_tokens=40, constraint={"regex": "[ab]{5}"}, timeout=60)
+            return answer.text
+
+    assert re.fullmatch("[ab]{5}", cell.run(said()))
 
 
 class Kind(enum.Enum):

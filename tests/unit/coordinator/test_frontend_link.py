@@ -13,6 +13,7 @@ async def test_requests_share_a_message_only_up_to_its_bound() -> None:
     for number, size in enumerate(sizes):
         request = generate_pb2.GenerateRequest(text="x" * size)
         link.send("submits", frontend_pb2.Submit(call=number, request=request))
-    batches = [await anext(link) for _ in range(4)]
+    told = aiter(link)
+    batches = [await anext(told) for _ in range(4)]
     assert [[submit.call for submit in batch.submits] for batch in batches] == [[0, 1], [2], [3], [4, 5]]
     assert [batch.number for batch in batches] == [1, 2, 3, 4]
