@@ -7,11 +7,12 @@ built are counted as skipped, by name; anything that is broken counts as failed.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from dspark.errors import CheckpointError, DsparkError, UnsupportedFamily
 
 BLOCK_FILE, LOSS_FILE, DECODE_FILE = "block_cases.safetensors", "loss_case.safetensors", "decode_cases.json"
 CASE_FILES = (BLOCK_FILE, LOSS_FILE, DECODE_FILE)
+OUTCOMES = ("passed", "failed", "skipped")
 
 
 @dataclasses.dataclass
@@ -34,7 +36,7 @@ class FileResult:
 
     def line(self) -> str:
         state = "FAIL" if self.failed else "skip" if self.skipped else "ok  "
-        counts = [f"{n} {what}" for what, n in self._counts() if n]
+        counts = [f"{count} {what}" for what in OUTCOMES if (count := getattr(self, what))]
         tail = f": {self.problems[0]}" if self.problems else ""
         return f"{state} {self.file} ({', '.join(counts) or 'no cases'}){tail}"
 
@@ -47,14 +49,30 @@ class FileResult:
                 self.failed += 1
                 self.problems.append(f"case {number}: {problem}")
 
-    def _counts(self) -> list[tuple[str, int]]:
-        return [("passed", self.passed), ("failed", self.failed), ("skipped", self.skipped)]
+    def broken(self, error: Exception, cases: int) -> None:
+        """None of its cases could be looked at; those of a family that is not built are passed over."""
+        if isinstance(error, UnsupportedFamily):
+            self.skipped += cases
+        else:
+            self.failed += cases
+        self.problems.append(str(error) if isinstance(error, DsparkError) else f"{type(error).__name__}: {error}")
+
+
+def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `conformance`."""
+    parser = commands.add_parser(
+        "conformance",
+        parents=[shared],
+        help="check a folder of reference checkpoints and outputs",
+        description="Runs every case found in DIR, prints one line per case file, exits 1 if any failed.",
+    )
+    parser.add_argument("directory", metavar="DIR", type=Path, help="targets beside drafters")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+    parser.set_defaults(run=lambda args: run(args.directory, args.json))
 
 
 def run(directory: Path, as_json: bool = False) -> int:
     """Prints what was found; 0 only if something passed, and nothing failed."""
-    from dspark.cli.conformance_model import forget_targets
-
     results: list[FileResult] = []
     with _only_warnings():
         for folder in _folders(Path(directory)):
@@ -62,8 +80,7 @@ def run(directory: Path, as_json: bool = False) -> int:
                 results.append(result)
                 if not as_json:
                     print(result.line(), flush=True)
-    forget_targets()
-    passed, failed, skipped = (sum(getattr(r, name) for r in results) for name in ("passed", "failed", "skipped"))
+    passed, failed, skipped = (sum(getattr(r, name) for r in results) for name in OUTCOMES)
     if as_json:
         files = [dataclasses.asdict(result) for result in results]
         print(json.dumps({"passed": passed, "failed": failed, "skipped": skipped, "files": files}))
@@ -80,35 +97,24 @@ def check_folder(folder: Path, root: Path) -> list[FileResult]:
     """All case files of one drafter folder."""
     from dspark.cli.conformance_decode import decode_cases
     from dspark.cli.conformance_model import block_cases, loss_case
-    from dspark.model.checkpoint import load_drafter
+    from dspark.model.checkpoint import load_drafter, load_target
     from dspark.model.config_file import read_drafter_config
 
-    files = [name for name in CASE_FILES if (folder / name).is_file()]
-    results = {name: FileResult(str((folder / name).relative_to(root))) for name in files}
+    checks = {BLOCK_FILE: block_cases, LOSS_FILE: loss_case, DECODE_FILE: decode_cases}
+    results = {name: FileResult(str((folder / name).relative_to(root))) for name in checks if (folder / name).is_file()}
     try:
-        target = _target_for(folder, read_drafter_config(folder))
-        drafter = load_drafter(folder, target=target)
+        beside = _target_for(folder, read_drafter_config(folder))
+        drafter = load_drafter(folder, target=beside)
+        target = load_target(beside) if beside is not None else None
     except CheckpointError as error:
         for name, result in results.items():
-            count = _count_cases(folder / name)
-            if isinstance(error, UnsupportedFamily):
-                result.skipped += count
-            else:
-                result.failed += count
-            result.problems.append(str(error))
+            result.broken(error, _count_cases(folder / name))
         return list(results.values())
-    checks: dict[str, Callable[..., list[str | None]]] = {
-        BLOCK_FILE: block_cases,
-        LOSS_FILE: loss_case,
-        DECODE_FILE: decode_cases,
-    }
     for name, result in results.items():
         try:
-            result.count(checks[name](folder / name, drafter=drafter, target_folder=target))
+            result.count(checks[name](folder / name, drafter, target))
         except Exception as error:  # a case file may be broken in any way; the others still count
-            told = str(error) if isinstance(error, DsparkError) else f"{type(error).__name__}: {error}"
-            result.failed += _count_cases(folder / name)
-            result.problems.append(told)
+            result.broken(error, _count_cases(folder / name))
     return list(results.values())
 
 

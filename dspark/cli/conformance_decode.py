@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dspark.cli.conformance_model import copies_differ, target_at
+from dspark.cli.conformance_model import copies_differ
 from dspark.cli.conformance_served import (
     PAGE,
     calibrated_copy,
@@ -33,6 +33,7 @@ from dspark.cli.conformance_served import (
     served,
 )
 from dspark.errors import CheckpointError
+from dspark.model.checkpoint import LoadedTarget
 from dspark.model.family import Drafter
 from dspark.model.weights_file import SINGLE_NAME, read_file
 from dspark.types import Block, Cursor, SamplingParams, SparseQ, Verdict
@@ -109,10 +110,9 @@ class CaseRun:
         return None
 
 
-def decode_cases(file: Path, *, drafter: Drafter, target_folder: Path | None) -> list[str | None]:
+def decode_cases(file: Path, drafter: Drafter, target: LoadedTarget | None) -> list[str | None]:
     """One entry per case: None, or what differs."""
-    target = target_at(target_folder)
-    if target is None or target_folder is None:
+    if target is None:
         raise CheckpointError("no target beside the drafter fits it")
     cases: list[dict[str, Any]] = json.loads(file.read_bytes())
     if problem := copies_differ(drafter, target) or problem_with(file, target.folder):
@@ -121,7 +121,7 @@ def decode_cases(file: Path, *, drafter: Drafter, target_folder: Path | None) ->
     lives = [_run_of(number, case).end + size + MARGIN for number, case in enumerate(cases)]
     problems: list[str | None] = [None] * len(cases)
     with calibrated_copy(file.parent, size) as folder:
-        verify, draft = load_verify(target_folder, folder, lives), load_draft(folder, lives, target_folder)
+        verify, draft = load_verify(target.folder, folder, lives), load_draft(folder, lives, target.folder)
         for turn in range(TURNS):
             runs = [_run_of(turn * len(cases) + number, case) for number, case in enumerate(cases)]
             _Turn(verify, draft, runs, prefixes_are_kept=turn > 0).play()

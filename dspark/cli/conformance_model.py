@@ -7,7 +7,6 @@ computes from the stored ids, or a changed input would pass unnoticed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from dspark.cli.conformance_served import calibrated_copy, calibration_for, load_draft, served
 from dspark.errors import CheckpointError
-from dspark.model.checkpoint import LoadedTarget, load_target
+from dspark.model.checkpoint import LoadedTarget
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
 from dspark.model.family import Drafter
@@ -31,13 +30,12 @@ ABSOLUTE = 1e-4
 RELATIVE = 1e-4
 
 
-def block_cases(file: Path, *, drafter: Drafter, target_folder: Path | None) -> list[str | None]:
+def block_cases(file: Path, drafter: Drafter, target: LoadedTarget | None) -> list[str | None]:
     """One entry per case: None, or what differs. All cases are one batch of the drafter as it is served."""
     cases: dict[str, dict[str, Tensor]] = {}
     for name, tensor in read_file(file).items():
         case, _, field = name.partition(".")
         cases.setdefault(case, {})[field] = tensor
-    target = target_at(target_folder)
     shared = None if target is None else copies_differ(drafter, target)
     told = [shared or _input_problem(cases[name], drafter, target) for name in sorted(cases)]
     sound = [name for name, problem in zip(sorted(cases), told, strict=True) if problem is None]
@@ -47,9 +45,9 @@ def block_cases(file: Path, *, drafter: Drafter, target_folder: Path | None) -> 
     return [problem or found.get(name) for name, problem in zip(sorted(cases), told, strict=True)]
 
 
-def loss_case(file: Path, *, drafter: Drafter, target_folder: Path | None) -> list[str | None]:
+def loss_case(file: Path, drafter: Drafter, target: LoadedTarget | None) -> list[str | None]:
     """A single entry: None, or what differs."""
-    case, target = read_file(file), target_at(target_folder)
+    case = read_file(file)
     if target is not None:
         features, last = _run_target(target, case["input_ids"], drafter.target_layer_ids)
         problem = (
@@ -227,18 +225,3 @@ def _run_target(target: LoadedTarget, ids: Tensor, layer_ids: tuple[int, ...]) -
     if int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size:
         raise CheckpointError(f"an id is not below the vocabulary size {target.vocab_size}")
     return tapped(target.model, ids, layer_ids)
-
-
-def target_at(folder: Path | None) -> LoadedTarget | None:
-    """The target in a folder, loaded once."""
-    return None if folder is None else _load_once(folder)
-
-
-def forget_targets() -> None:
-    """Frees the targets that were kept between case files."""
-    _load_once.cache_clear()
-
-
-@lru_cache(maxsize=2)
-def _load_once(folder: Path) -> LoadedTarget:
-    return load_target(folder)

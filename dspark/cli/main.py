@@ -12,7 +12,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from dspark.cli import (
@@ -20,6 +19,7 @@ from dspark.cli import (
     certificates,
     chat,
     checkpoint,
+    conformance,
     discovery,
     doctor,
     generate,
@@ -54,14 +54,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_ShowVersion, help="print the version and end")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     mine = (lifecycle, status, top, logs, doctor, health, discovery)
-    for module in (*mine, chat, generate, bench, serve, simulate, judging, checkpoint, certificates):
+    for module in (*mine, chat, generate, bench, serve, simulate, judging, checkpoint, certificates, conformance):
         module.add_commands(commands, shared)
     _add_elsewhere(commands, shared)
     return parser
 
 
 def _add_elsewhere(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """`train`, `ray` and `conformance`, whose work lives elsewhere."""
+    """`train` and `ray`, whose work lives elsewhere."""
     train = commands.add_parser(
         "train",
         parents=[shared],
@@ -77,15 +77,6 @@ def _add_elsewhere(commands: Any, shared: argparse.ArgumentParser) -> None:
         "What asks Ray's dashboard needs a cell of `dspark up --dashboard`, or a cluster that has one.",
     )
     ray.set_defaults(run=_ray)
-    conformance = commands.add_parser(
-        "conformance",
-        parents=[shared],
-        help="check a folder of reference checkpoints and outputs",
-        description="Runs every case found in DIR, prints one line per case file, exits 1 if any failed.",
-    )
-    conformance.add_argument("directory", metavar="DIR", type=Path, help="targets beside drafters")
-    conformance.add_argument("--json", action="store_true", help="one JSON object instead of lines")
-    conformance.set_defaults(run=_conformance)
 
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -108,12 +99,6 @@ def _ray(args: argparse.Namespace) -> int:
     from deploy.ray_environment import run
 
     return run(args.rest)
-
-
-def _conformance(args: argparse.Namespace) -> int:
-    from dspark.cli.conformance import run
-
-    return int(run(args.directory, args.json))
 
 
 class _ShowVersion(argparse.Action):
