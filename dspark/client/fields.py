@@ -18,18 +18,26 @@ MOST_ID, MOST_SEED, MOST_INT = 2**32 - 1, 2**64 - 1, 2**31 - 1
 Read = Callable[[str, Any], Any]  # (field, value) -> what the message takes
 
 
-def _checked(field: str, read: Callable[[object], Any], value: object) -> Any:
-    try:
-        return read(value)
-    except ValueError as error:
-        raise InvalidRequest(field, str(error)) from None
+def _named(read: Callable[[object], Any]) -> Read:
+    """The same, whose errors name the field."""
+
+    def named(field: str, value: object) -> Any:
+        try:
+            return read(value)
+        except ValueError as error:
+            raise InvalidRequest(field, str(error)) from None
+
+    return named
+
+
+_number, _truth, _whole_number = _named(number), _named(truth), _named(whole)
 
 
 def _whole(least: int, most: int = MOST_ID, *, words: str = "") -> Read:
     """words: what the server says to values below the least; by default the range."""
 
     def read(field: str, value: object) -> int:
-        made: int = _checked(field, whole, value)
+        made: int = _whole_number(field, value)
         if made < least:
             raise InvalidRequest(field, f"must be {words or f'in {least}..{most}'}, got {shown(made)}")
         if made > most:
@@ -44,16 +52,6 @@ def _top_k(field: str, value: object) -> int:
     return max(made, 0)  # -1 keeps everything, as elsewhere
 
 
-def _number(field: str, value: object) -> float:
-    made: float = _checked(field, number, value)
-    return made
-
-
-def _truth(field: str, value: object) -> bool:
-    made: bool = _checked(field, truth, value)
-    return made
-
-
 def _bias(field: str, value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise InvalidRequest(field, f"must be a mapping of token ids to numbers, got {shown(value)}")
@@ -61,7 +59,7 @@ def _bias(field: str, value: object) -> dict[int, float]:
 
 
 def _id(field: str, value: object) -> int:
-    token: int = _checked(field, whole, value)
+    token: int = _whole_number(field, value)
     if not 0 <= token <= MOST_ID:
         raise InvalidRequest(field, f"{shown(token)} is not a token id")
     return token
@@ -86,11 +84,6 @@ def text_of(field: str, value: object) -> str:
     except UnicodeEncodeError:
         raise InvalidRequest(field, "holds half of a character (a lone surrogate)") from None
     return value
-
-
-def weight_of(value: object) -> float | None:
-    """Of an answer, for the scheduler."""
-    return None if value is None else _number("speculation.weight", value)
 
 
 def texts_of(field: str, value: object) -> list[str]:
@@ -124,6 +117,8 @@ SAMPLING: Mapping[str, Read] = {
     "prompt_logprobs": _whole(-MOST_INT - 1, MOST_INT, words="in 0..20"),
     "seed": _whole(0, MOST_SEED),
 }
+# How the answer is sped up, likewise; the rule is looked up.
+SPECULATION: Mapping[str, Read] = {"policy": text_of, "weight": _number, "drafter": text_of}
 
 
 def constraint_of(field: str, value: Mapping[str, Any]) -> types_pb2.Constraint:

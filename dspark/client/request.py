@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
-from dspark.client.fields import SAMPLING, constraint_of, ids_of, text_of, weight_of
+from dspark.client.fields import SAMPLING, SPECULATION, constraint_of, ids_of, text_of
 from dspark.errors import InvalidRequest
 from dspark.wire.v1 import generate_pb2, types_pb2
 
@@ -108,16 +108,12 @@ def write_request(prompt: str | Sequence[int], options: Mapping[str, Any]) -> ge
     rule = given.get("rule", "")
     if rule not in RULES:
         raise InvalidRequest("rule", f"{rule!r} is none of token, block, coupled")
-    read = {name: SAMPLING[name](f"sampling_params.{name}", given[name]) for name in SAMPLING if name in given}
+    drawn = {name: read(f"sampling_params.{name}", given[name]) for name, read in SAMPLING.items() if name in given}
+    sped = {name: read(f"speculation.{name}", given[name]) for name, read in SPECULATION.items() if name in given}
     request = generate_pb2.GenerateRequest(
         request_id=text_of("request_id", given.get("request_id", "")) or f"cmpl-{secrets.token_hex(12)}",
-        sampling_params=generate_pb2.SamplingParams(**read),
-        speculation=generate_pb2.SpeculationParams(
-            policy=text_of("speculation.policy", given.get("policy", "")),
-            rule=RULES[rule],  # type: ignore[arg-type]
-            weight=weight_of(given.get("weight")),
-            drafter=text_of("speculation.drafter", given.get("drafter", "")),
-        ),
+        sampling_params=generate_pb2.SamplingParams(**drawn),
+        speculation=generate_pb2.SpeculationParams(rule=RULES[rule], **sped),  # type: ignore[arg-type]
         cache_salt=text_of("cache_salt", given.get("cache_salt", "")),
         label=text_of("label", given.get("label", "")),
     )
