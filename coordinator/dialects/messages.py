@@ -151,7 +151,7 @@ def translated(body: MessagesBody, arguments: Container[str]) -> Translated:
     }
     if messages and messages[-1]["role"] == "assistant":  # the answer goes on with it
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
-    return Translated({name: value for name, value in fields.items() if value is not None}, places, _NAMES)
+    return Translated(fields, places, _NAMES)
 
 
 def _messages(message: Object, field: str) -> list[tuple[Object, str]]:
@@ -195,13 +195,8 @@ def _messages(message: Object, field: str) -> list[tuple[Object, str]]:
 
 
 def _tool(tool: MessagesTool) -> Object:
-    function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.input_schema,
-        "strict": tool.strict,
-    }
-    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+    function = tool.model_dump(include={"name", "description", "strict"}, exclude_none=True)
+    return {"type": "function", "function": function | {"parameters": tool.input_schema}}
 
 
 def _choice(choice: ToolChoice | None) -> Object:

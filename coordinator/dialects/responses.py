@@ -152,7 +152,7 @@ def translated(body: ResponsesBody) -> Translated:
         "reasoning_effort": body.reasoning.effort if body.reasoning is not None else None,
         **ours(body),
     }
-    return Translated({name: value for name, value in fields.items() if value is not None}, places, _NAMES)
+    return Translated(fields, places, _NAMES)
 
 
 def _add(messages: list[Object], item: Object, at: str) -> None:

@@ -37,8 +37,8 @@ class CommonFields(SharedFields):
 
 
 class Translated(NamedTuple):
-    """A body of chat. places: where each of its messages stands in the body it was made of. names: patterns of its
-    fields, and what they are called there; the first that fits counts."""
+    """A body of chat, None where nothing is said. places: where each of its messages stands in the body it was made of.
+    names: patterns of its fields, and what they are called there; the first that fits counts."""
 
     fields: Object
     places: Sequence[str]
@@ -83,7 +83,8 @@ class Writer(Protocol):
 async def translated_chat(api: Api, translated: Translated) -> tuple[ChatBody, AskedChat]:
     """The chat that a body stands for."""
     with naming(translated.name):
-        body = validated(ChatBody, json.dumps(translated.fields).encode())
+        fields = {name: value for name, value in translated.fields.items() if value is not None}
+        body = validated(ChatBody, json.dumps(fields).encode())
         return body, await read_chat(api, body)
 
 

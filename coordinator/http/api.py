@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import ipaddress
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -67,14 +66,8 @@ def check_host(request: Request) -> None:
     """A web page that resolves its own name to this machine carries that name; it must not drive a local server."""
     host = request.headers.get("host", "")
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-    if name == "localhost" or name.endswith(".localhost"):
-        return
-    try:
-        if ipaddress.ip_address(name.strip("[]")).is_loopback:
-            return
-    except ValueError:
-        pass
-    raise HTTPException(403, f"host {host[:100]!r}: without a client token only local names are answered")
+    if not name.endswith(".localhost") and not is_loopback(name.strip("[]")):
+        raise HTTPException(403, f"host {host[:100]!r}: without a client token only local names are answered")
 
 
 _ORIGIN = re.compile(r"https?://[^/\s?#@]+")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import os
 import resource
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import structlog
@@ -69,24 +68,8 @@ class Exhausted:
 
 
 BACKLOG = 2048
-START_S = 10.0
 IDLE_S = 75.0  # a connection may stay open between two requests, or with something sent that nobody reads
 CONNECTIONS = 4  # for every request that may run: clients keep some open
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listens = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listens.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """The process has handlers of its own."""
-        yield
 
 
 class Bounded:
@@ -135,8 +118,10 @@ class HttpServer:
         )
         config.load()
         config.ssl = security.server_context()
-        self._server = _Server(config)
-        self._task: asyncio.Task[None] | None = None
+        # Started and ended step by step: `serve` would take the signals, for which the process has handlers of its own.
+        self._server = uvicorn.Server(config)
+        self._server.lifespan = config.lifespan_class(config)
+        self._ticking: asyncio.Task[None] | None = None
         self._ended = ended
         self._exhausted: Exhausted | None = None
 
@@ -148,23 +133,18 @@ class HttpServer:
     async def start(self) -> None:
         """Returns when it listens."""
         self._exhausted = Exhausted(asyncio.get_running_loop(), lambda: self._ended("no_descriptors"))
-        self._task = asyncio.create_task(self._server.serve([self._socket]))
-        listens = asyncio.create_task(self._server.listens.wait())
-        await asyncio.wait({self._task, listens}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
-        listens.cancel()
-        if self._task.done():
-            await self._task
-        else:
-            self._socket.listen(BACKLOG)  # the library asks for as many as it takes in one turn
+        await self._server.startup([self._socket])
+        self._socket.listen(BACKLOG)  # the library asks for as many as it takes in one turn
+        self._ticking = asyncio.create_task(self._server.main_loop())
 
     async def stop(self, grace_s: float) -> None:
         """Takes no new connections; running answers get `grace_s` seconds."""
-        if self._task is None:
+        if self._ticking is None:
             self._socket.close()
             return
+        self._ticking.cancel()
         self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
-        self._server.should_exit = True
-        await self._task
+        await self._server.shutdown([self._socket])
         if self._exhausted is not None:
             self._exhausted.stop()
 
