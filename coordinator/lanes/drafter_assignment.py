@@ -2,7 +2,8 @@
 
 A sequence goes on with empty blocks while it has nobody. It is looked at again when a report, a drafter or time may
 have changed something: its drafter left, or is about to, is distrusted, has no blocks of this length, or its rows never
-came.
+came. While a lane goes without drafts, feature rows of most sequences would be of no use to anybody: a part of them is
+enough to try drafts with.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from coordinator.lanes.lane_drafters import LaneDrafters
 from coordinator.lanes.request_state import Placed
 from coordinator.planning.lane_plans import LanePlans
 from dspark.rounds.events import RoundReport
+from dspark.rounds.policy import Adaptive
 from dspark.runtime.telemetry import Metrics
 
 AGAIN_S = 0.5  # between two looks for a drafter for the same sequence
 ROWS_S = 15.0  # rows that have not come to a drafter in this time do not come: it has no room, or is no use
 KINDS = 1 << 16  # of drafters and buckets that are numbered
+LEAST_TRYING, TRYING = 2, 4  # where drafts do not pay, so many sequences have a drafter, and one of so many
 
 
 class DrafterAssignment:
@@ -29,6 +32,7 @@ class DrafterAssignment:
         self._drafters, self._plans, self._clock, self._metrics = drafters, plans, clock, metrics
         self.named: dict[int, int] = {}
         self._due: dict[int, Placed] = {}  # to be looked at
+        self._trying: set[int] = set()  # adaptive sequences that have a drafter
         self._kinds: dict[Hashable, int] = {}
 
     def admitted(self, placed: Placed) -> None:
@@ -66,6 +70,8 @@ class DrafterAssignment:
         if not placed.state.speculates:
             return "policy_off"
         why = REASONS.get(said.why_empty, "unspecified")
+        if placed.spared:
+            return "bypass"
         nobody = why == "no_drafter" or (why == "bypass" and placed.drafter == 0)
         return self._drafters.why_nobody(placed.state) if nobody else why
 
@@ -93,27 +99,39 @@ class DrafterAssignment:
             ):
                 continue
             other = self._drafters.choose(placed.state, besides=mine)
-            if other or stuck or (mine and not self._drafters.may_stay(mine, placed.state)):
+            if other or stuck or placed.spared or (mine and not self._drafters.may_stay(mine, placed.state)):
                 self._assign(placed, other)
-            if other:
+            if placed.drafter not in (0, mine):
                 self._metrics.resends.labels(reason="attached").inc()
 
     def _detach(self, placed: Placed) -> None:
+        self._trying.discard(placed.number)
         if placed.drafter:
             self._drafters.detach(placed.drafter, placed.state)
             placed.drafter = 0
 
     def _assign(self, placed: Placed, drafter: int) -> None:
+        """This one, unless drafts do not pay and there are others to try them with."""
+        before, request = placed.drafter, placed.state.request
         self._detach(placed)
-        placed.drafter, placed.fed, placed.rows_missing_since = drafter, False, None
-        if drafter:
+        adaptive = isinstance(request.policy, Adaptive)
+        placed.spared = adaptive and drafter > 0 and self._plans.without_drafts and self._enough()
+        placed.drafter, placed.fed, placed.rows_missing_since = 0 if placed.spared else drafter, False, None
+        if placed.drafter:
             self._drafters.attach(drafter, placed.state)
+            if adaptive:
+                self._trying.add(placed.number)
         placed.not_before = self._clock.time() + AGAIN_S
-        params, label = placed.state.request.params, placed.state.request.label
+        params, label = request.params, request.label
         kind = (self._drafters.fingerprint(drafter), params.rule, params.greedy, params.constraint is not None, label)
         placed.key = (
             self._kinds.setdefault(kind, len(self._kinds)) if len(self._kinds) < KINDS else self._kinds.get(kind, 0)
         )
         self._plans.drafted_by(placed.number, placed.key, somebody=drafter > 0)
-        self._plans.tries(placed.number, self._drafters.on_trial(drafter, placed.state))
-        self.named[placed.number] = drafter
+        self._plans.tries(placed.number, self._drafters.on_trial(placed.drafter, placed.state))
+        if placed.drafter != before:
+            self.named[placed.number] = placed.drafter
+
+    def _enough(self) -> bool:
+        """Whether drafts can be tried with those that have a drafter."""
+        return len(self._trying) >= max(LEAST_TRYING, len(self._plans) / TRYING)

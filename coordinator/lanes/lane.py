@@ -355,7 +355,8 @@ class Lane:
         state.note_epoch(placed.epoch)
         self._metrics.prefills.labels(reason=placed.why_prefilled).inc()
         self._assignment.admitted(placed)
-        member = self._plans.add(placed.number, request.policy, request.weight, placed.key, placed.drafter > 0)
+        drafted = placed.drafter > 0 or placed.spared
+        member = self._plans.add(placed.number, request.policy, request.weight, placed.key, drafted)
         self._changed = self._changed or not self._plans.covers(member)
         return placed.admission()
 

@@ -153,6 +153,7 @@ class Placed:
     heard: float = 0.0  # clock time: its last report came
     turn: int = 0  # among those whose prompts were asked for
     drafter: int = 0  # whom plans name; 0: nobody
+    spared: bool = False  # it could have one, and drafts do not pay
     fed: bool = False  # a block of it came
     key: int = 0  # drafter and bucket
     not_before: float = 0.0  # clock time before which no drafter is looked for again

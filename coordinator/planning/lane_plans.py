@@ -236,6 +236,11 @@ class LanePlans:
         return self._planner.curve if self._planner is not None else None
 
     @property
+    def without_drafts(self) -> bool:
+        """Whether adaptive sequences go without drafts, but for trying."""
+        return self._planner is not None and self._planner.home[0] == 0
+
+    @property
     def mode(self) -> tuple[int, int]:
         """(slots, cohorts) at home."""
         if self._planner is not None and any(each.own is None and each.drafted for each in self._members.values()):
