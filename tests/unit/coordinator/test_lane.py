@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 from fakes import answer_of, read
-from rounds_cell import RoundsCell, ToyPair, virtual
+from rounds_cell import RoundsCell, ToyPair, costs, virtual
 
 from coordinator.answers.answer import End, Reason
 from coordinator.lanes.conduct import Conduct
-from coordinator.lanes.request_state import LifeEvent
+from coordinator.lanes.request_state import LifeEvent, RequestState
 from coordinator.planning.watchdog import PAUSE_S
 from coordinator.queue.scheduler import FORM_RETRY_S, QueueBounds
 from dspark.errors import DsparkError, Overloaded, PeerError, RequestCancelled, Unavailable
@@ -402,7 +402,7 @@ async def test_answers_in_a_form_are_planned_for_by_what_was_drafted_under_forms
 @virtual
 async def test_a_drafter_that_is_well_again_is_soon_found_to_be_in_a_large_lane_too() -> None:
     """To draft for one of so many does not pay; a trial is no question of that."""
-    cell = RoundsCell(sink=1 << 20, pair=ToyPair(wrong_every=1), draft_ms=12)
+    cell = RoundsCell(sink=1 << 20, pair=ToyPair(wrong_every=1), draft_ms=50)
     for seed in range(24):
         cell.ask((seed, 3), max_tokens=4000)
     lane = cell.lane.facts.name
@@ -915,6 +915,30 @@ async def test_a_lane_whose_drafts_are_wrong_goes_without_most_of_them() -> None
     assert [await read(state) for state in states] == [answer_of((seed, 6), 300) for seed in range(2)]
     assert 0 < cell.metrics.value("spec_decode_num_drafts_total") - drafts < 60
     assert cell.metrics.value("empty_blocks_total", reason="bypass") > 240
+
+
+@virtual
+async def test_where_drafts_do_not_pay_rows_of_a_few_are_sent_until_drafts_pay() -> None:
+    cell = RoundsCell(sink=1 << 20, draft_ms=25)
+
+    def ask(many: range) -> list[RequestState]:
+        return [cell.ask((seed, 6), max_tokens=4000) for seed in many]
+
+    def fed(states: list[RequestState]) -> int:
+        return sum(state.drafter is not None for state in states)
+
+    for state in ask(range(16)):
+        await cell.until(lambda state=state: state.stats.rounds > 0)
+    await cell.until(lambda: cell.lane._plans.without_drafts)
+    cell.admission.cut_all()
+    await cell.until(lambda: len(cell.lane) == 0)
+    states = ask(range(16))
+    await cell.until(lambda: all(state.stats.rounds >= 20 for state in states))
+    assert fed(states) == 4, "to try drafts with"
+    assert not cell.metrics.value("empty_blocks_total", reason="no_drafter"), "nobody is missing"
+    cell.world.spec = costs(draft_ms=0.1)
+    await cell.until(lambda: fed(states) == len(states), within_s=300.0, each_s=0.1)
+    cell.admission.cut_all()
 
 
 @virtual
