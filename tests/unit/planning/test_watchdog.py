@@ -87,6 +87,7 @@ def test_honest_blocks_raise_no_alarm(sequences: int) -> None:
         ([empty("invalid"), empty("invalid"), block(2)], Alarm.MALFORMED),
         ([empty("invalid"), block(2), block(2)], Alarm.MALFORMED),
         ([empty("")], Alarm.NOTHING_DRAFTED),
+        ([empty(""), block(2)], Alarm.NOTHING_DRAFTED),
         ([empty("drafter late")], Alarm.NOTHING_DRAFTED),
     ],
 )
