@@ -1,9 +1,9 @@
 """Does a drafter fit its target? Nothing in a file says how its taps were counted; what it makes of them does.
 
 The target answers a few held prompts greedily; the drafter drafts at every place of the answers, from the layers that
-its file names and from those one before and one after. Layers next to each other are much alike, so a counting that is
-off by one may cost few accepted tokens; but the answers are likelier from the layers that the drafter was trained on,
-at almost every place, and a paired comparison of places tells.
+its file names and from those one and two before and after. Layers next to each other are much alike, so a counting that
+is off by one may cost few accepted tokens; but the answers are likelier from the layers that the drafter was trained
+on, at almost every place, and a paired comparison of places tells.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEW_TOKENS, PROMPTS = 48, 16
 HARDLY = 1.1  # accepted length, the target's own token included, below which a drafter is of no use
 SURE = 4.0  # standard errors of the mean gain from which other layers are taken for the right ones
 WORTH = 0.01  # nats a token that the gain must have
-_SHIFTS = (-1, 1)
+_SHIFTS = {-2: "two", -1: "one", 1: "one", 2: "two"}
 
 
 class Gain(NamedTuple):
@@ -35,6 +35,7 @@ class Gain(NamedTuple):
 
     nats: float
     error: float
+    accepted: float  # accepted length from these layers
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,12 @@ class Fit:
 
     @property
     def off_by(self) -> int | None:
-        """By how many layers the taps are off, if others are clearly the right ones."""
+        """By how many layers the taps are off, if others are clearly the right ones, from which drafts are accepted."""
         best = max(self.gains, key=lambda shift: self.gains[shift].nats, default=None)
         if best is None:
             return None
-        nats, error = self.gains[best]
-        return best if nats > max(WORTH, SURE * error) else None
+        nats, error, accepted = self.gains[best]
+        return best if nats > max(WORTH, SURE * error) and accepted >= HARDLY else None
 
     @property
     def fits(self) -> bool:
@@ -67,8 +68,9 @@ class Fit:
         if self.off_by is not None:
             right = ", ".join(str(tap + self.off_by) for tap in self.taps)
             said += (
-                f"; its taps are off by one: from layers {right} instead of {', '.join(map(str, self.taps))} the "
-                f"target's answers are {self.gains[self.off_by].nats:.2f} nats a token likelier"
+                f"; its taps are off by {_SHIFTS[self.off_by]}: from layers {right} instead of "
+                f"{', '.join(map(str, self.taps))} the target's answers are {self.gains[self.off_by].nats:.2f} nats a "
+                f"token likelier"
             )
         return said
 
@@ -79,7 +81,7 @@ def fit(target: LoadedTarget, drafter: Drafter, prompts: Sequence[Sequence[int]]
     size, taps = drafter.config.block_size, drafter.target_layer_ids
     last = len(decoder_layers(target.model)) - 1
     shifts = [shift for shift in (0, *_SHIFTS) if taps and taps[0] + shift >= -1 and taps[-1] + shift <= last] or [0]
-    kept: list[Tensor] = []
+    kept: dict[int, list[Tensor]] = {shift: [] for shift in shifts}
     said: dict[int, list[Tensor]] = {shift: [] for shift in shifts}
     for ids in prompts[:PROMPTS]:
         text = _answer(target.model, ids, size)
@@ -88,12 +90,11 @@ def fit(target: LoadedTarget, drafter: Drafter, prompts: Sequence[Sequence[int]]
         for shift in shifts:
             drafted = _drafted(drafter, seen[shift], text[0], anchors)
             said[shift].append(drafted.likelihood)
-            if shift == 0:
-                kept.append(drafted.accepted)
-    accepted = torch.cat(kept)
-    own = torch.cat(said[0])
-    gains = {shift: _gain(torch.cat(parts) - own) for shift, parts in said.items() if shift}
-    return Fit(size, taps, 1.0 + float(accepted.double().mean()), gains, len(accepted))
+            kept[shift].append(drafted.accepted)
+    own = torch.cat(said[0]).double()
+    lengths = {shift: 1.0 + float(torch.cat(parts).double().mean()) for shift, parts in kept.items()}
+    gains = {shift: _gain(torch.cat(said[shift]) - own, lengths[shift]) for shift in shifts if shift}
+    return Fit(size, taps, lengths[0], gains, len(own))
 
 
 def held_prompts(target: LoadedTarget, count: int) -> list[list[int]]:
@@ -155,6 +156,5 @@ def _drafted(drafter: Drafter, features: Tensor | None, ids: Tensor, anchors: Te
     return _Drafted(accepted, likelihood)
 
 
-def _gain(differences: Tensor) -> Gain:
-    wide = differences.double()
-    return Gain(float(wide.mean()), float(wide.std() / len(wide) ** 0.5))
+def _gain(differences: Tensor, accepted: float) -> Gain:
+    return Gain(float(differences.mean()), float(differences.std() / len(differences) ** 0.5), accepted)

@@ -12,6 +12,7 @@ import torch
 from dspark.cli.main import main
 from dspark.model.checkpoint import load_drafter, load_target
 from dspark.training.fitting import Fit, Gain, fit, held_prompts
+from tests.unit.model.golden import altered
 
 PAIR = Path(__file__).parents[2] / "data" / "pair"
 
@@ -50,14 +51,33 @@ def test_a_drafter_of_nothing_is_told() -> None:
     assert f"accepted 1.{round(100 * (found.accepted - 1)):02d} of 7: this drafter does not fit" in str(found)
 
 
+def test_taps_off_by_two_are_named_as_that(tmp_path: Path) -> None:
+    folder = altered(tmp_path / "drafter", {"target_layer_ids": [-1]}, of=PAIR / "drafter")
+    target = load_target(PAIR / "target")
+    found = fit(target, load_drafter(folder, target=PAIR / "target"), held_prompts(target, 8))
+    assert "its taps are off by two: from layers 1 instead of -1" in str(found)
+
+
+def test_a_drafter_of_other_ids_is_not_told_of_its_taps() -> None:
+    target = load_target(PAIR / "target")
+    drafter = load_drafter(PAIR / "drafter", target=PAIR / "target")
+    state = drafter.state_dict()
+    for name in ("lm_head.weight", "markov_head.markov_w2.weight"):
+        state[name].copy_(state[name].roll(7, 0))
+    found = fit(target, drafter, held_prompts(target, 16))
+    assert found.accepted < 1.1
+    assert found.off_by is None
+    assert not found.fits
+
+
 def test_a_gain_that_could_be_chance_names_no_layer() -> None:
     def found(gain: Gain) -> Fit:
         return Fit(7, (1,), 2.0, {1: gain}, 300)
 
-    assert found(Gain(0.1, 0.01)).off_by == 1
-    assert found(Gain(0.1, 0.03)).off_by is None
-    assert found(Gain(0.005, 0.0001)).off_by is None
-    assert found(Gain(-0.3, 0.01)).fits
+    assert found(Gain(0.1, 0.01, 2.1)).off_by == 1
+    assert found(Gain(0.1, 0.03, 2.1)).off_by is None
+    assert found(Gain(0.005, 0.0001, 2.1)).off_by is None
+    assert found(Gain(-0.3, 0.01, 1.9)).fits
 
 
 def test_the_doctor_tries_the_pair_when_asked(off_by_one: Path, capsys: pytest.CaptureFixture[str]) -> None:
