@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dspark.decoding.moving import sent
 from dspark.types import InForm
 
 Masks = npt.NDArray[np.int32]
@@ -63,7 +64,7 @@ def mask(logits: Tensor, parts: Sequence[tuple[int, Masks]]) -> None:
         return
     rows = np.concatenate([first + np.arange(len(masks)) for first, masks in parts])
     allowed = bits(np.concatenate([masks for _, masks in parts]), logits.shape[-1], logits.device)
-    index = torch.from_numpy(rows).to(logits.device)
+    index = sent(rows, logits.device)
     logits[index] = torch.where(allowed, logits[index], -torch.inf)
 
 
@@ -79,7 +80,7 @@ def first_masked(logits: Tensor, masks: Sequence[bytes]) -> Tensor:
     for place, row in enumerate(rows):
         own = np.frombuffer(masks[row], "<i4")[: words.shape[1]]
         words[place, : len(own)] = own
-    index = torch.tensor(rows, device=logits.device)
+    index = sent(np.array(rows), logits.device)
     free = logits if len(rows) == len(logits) else logits[index]
     left = torch.where(bits(words, logits.shape[-1], logits.device), free, -torch.inf)
     left = torch.where(left.amax(dim=-1, keepdim=True) > -torch.inf, left, free)
@@ -88,9 +89,10 @@ def first_masked(logits: Tensor, masks: Sequence[bytes]) -> Tensor:
 
 def bits(masks: Masks, vocab: int, device: torch.device | str = "cpu") -> Tensor:
     """masks [r, W] -> whether each token may come: [r, V] bool."""
-    if torch.device(device).type == "cpu":
+    device = torch.device(device)
+    if device.type == "cpu":
         unpacked = np.unpackbits(masks.view(np.uint8), axis=-1, count=vocab, bitorder="little")
         return torch.from_numpy(unpacked.view(np.bool_))
-    words = torch.from_numpy(masks).to(device)  # an eighth of the bytes travels
+    words = sent(masks, device)  # an eighth of the bytes travels
     shifts = torch.arange(32, dtype=torch.int32, device=device)
     return (words.unsqueeze(-1) >> shifts & 1).flatten(-2)[:, :vocab].bool()

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dspark.decoding.moving import sent
 from dspark.types import SamplingParams
 
 Floats = npt.NDArray[np.float32]
@@ -158,9 +159,9 @@ def _changed(logits: Tensor, changes: Sequence[tuple[int, Changes]]) -> Tensor:
     dtype = torch.promote_types(logits.dtype, torch.float32)
     out = logits.to(dtype, copy=True, memory_format=torch.contiguous_format)
     places = [((row + np.arange(len(made.bias)))[:, None] * vocab + made.ids).ravel() for row, made in changes]
-    index = _on(out.device, np.concatenate(places))
+    index = sent(np.concatenate(places), out.device)
     bias, factor, minus = (
-        _on(out.device, np.concatenate([made[part].ravel() for _, made in changes])) for part in (1, 2, 3)
+        sent(np.concatenate([made[part].ravel() for _, made in changes]), out.device) for part in (1, 2, 3)
     )
     flat = out.view(-1)
     raw = flat[index]
@@ -176,7 +177,3 @@ def _shaped(values: Tensor, bias: Tensor, factor: Tensor, minus: Tensor) -> Tens
     values = values + bias
     values = torch.where(values > 0, values / factor, values * factor) - minus
     return values.clamp_(max=torch.finfo(values.dtype).max)  # a penalty next to 0 makes no infinity
-
-
-def _on(device: torch.device, array: npt.NDArray[np.generic]) -> Tensor:
-    return torch.from_numpy(array).to(device)

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dspark.decoding import at_once, judge_at_once
+from dspark.decoding import at_once, judge_at_once, masking, shaping
 from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
 from dspark.decoding.at_once import Decision, Given
 from dspark.decoding.gumbel import times
+from dspark.decoding.moving import sent
 from dspark.decoding.sampling import SamplingColumns
 from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
 
@@ -201,6 +202,30 @@ def test_a_pass_is_waited_for_once(
         assert not counting.seen.keys() & set(WAITS)
         counts.append(counting.seen.total())
     assert counts[0] == counts[1] <= most, "as many operations for many sequences as for few"
+
+
+class _Copies(TorchDispatchMode):
+    """From the host to elsewhere."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.count += func.overloadpacket.__name__ in ("_to_copy", "to") and args[0].device != made.device
+        return made
+
+
+def test_what_shapes_and_masks_rows_goes_to_a_device_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `sent` alone: after any other copy to a card it is waited for."""
+    by_sent = []
+    for module in (shaping, masking):
+        monkeypatch.setattr(module, "sent", lambda *to: by_sent.append(1) or sent(*to), raising=False)
+    logits = torch.zeros(4, VOCAB, device="meta")
+    with _Copies() as copies:
+        shaping.shaped(logits, [(0, (1,), shaping.Shaper(SamplingParams(repetition_penalty=1.7)))])
+        masking.mask(logits, [(2, np.full((2, 1), 5, np.int32))])
+        masking.first_masked(logits, [b"", b"\5\0\0\0", b"", b""])
+    assert len(by_sent) == copies.count == 8
 
 
 def test_nothing_looks_at_a_number() -> None:
