@@ -22,6 +22,7 @@ import json
 import math
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -57,17 +58,28 @@ def main(argv: list[str] | None = None) -> int:
     only_rows()
     parts = {"steps": _steps_row, "served": _served_row, "engines": _engines_row}
     rows: list[Row] = []
-    for make in [make for part, make in parts.items() if args.only in (None, part)]:
-        rows.append(make(args))
+    for part, make in parts.items():
+        if args.only not in (None, part):
+            continue
+        try:
+            row = make(args)
+        except Exception as error:  # the next part may have room
+            traceback.print_exc()
+            said = f"{type(error).__name__}: {error}"
+            row = Row(f"B7 {part}", _name(args, "a part that failed"), said, "a figure", False)
+        rows.append(row)
         if args.out is not None:  # now, whatever becomes of the next part
             args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
     return max(row.show(as_json=args.json) for row in rows)
 
 
 def _steps_row(args: argparse.Namespace) -> Row:
-    lines = _steps(args) if _measurable(args) else []
-    if args.out is not None:
-        args.out.with_suffix(".md").write_text(gpu_steps.table(lines) + "\n", encoding="utf-8")
+    lines: list[dict[str, Any]] = []
+    try:
+        lines.extend(_steps(args) if _measurable(args) else ())
+    finally:  # the table of what there is
+        if args.out is not None:
+            args.out.with_suffix(".md").write_text(gpu_steps.table(lines) + "\n", encoding="utf-8")
     floors = [
         line["over_floor"] for line in lines if line["part"] == "step" and line["sequences"] == line["tokens"] == 1
     ]
@@ -77,11 +89,11 @@ def _steps_row(args: argparse.Namespace) -> Row:
     return Row("B7 steps", _name(args, "the parts of a round"), value, bar, holds)
 
 
-def _steps(args: argparse.Namespace) -> list[dict[str, Any]]:
+def _steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     device, shape, context = _device(), _shape(args), 64 if args.tiny else CONTEXT
     room = max(gpu_steps.TINY_SEQUENCES if args.tiny else gpu_steps.SEQUENCES) * (context + 64)
     with _written(args) as pair:
-        return gpu_steps.measure(lambda graphs: _engines(pair, args, room, graphs), args, shape, device, context)
+        yield from gpu_steps.measure(lambda graphs: _engines(pair, args, room, graphs), args, shape, device, context)
 
 
 def _served_row(args: argparse.Namespace) -> Row:

@@ -166,24 +166,23 @@ def measure(
     shape: PairShape,
     device: torch.device,
     context: int,
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Lines of the table. engines: with recorded passes or without."""
     clock = DeviceClock(device, time.perf_counter() + args.part_s)
-    rate, lines = clock.bytes_per_second(), list[dict[str, Any]]()
+    rate = clock.bytes_per_second()
     note(f"reads {rate / 1e12:.3f} TB/s")
     on_card = device.type == "cuda"
     for graphs in (True, False) if on_card and not args.no_graphs else (False,):
         pair = engines(graphs)
-        made = [*steps(pair.verifier, clock, rate, context, tiny=args.tiny)]
-        lines += [{**each, "graphs": graphs} for each in made]
+        for each in steps(pair.verifier, clock, rate, context, tiny=args.tiny):
+            yield {**each, "graphs": graphs}
         if not graphs:
-            lines += drafts(pair.drafter, clock, rate, context, tiny=args.tiny)
+            yield from drafts(pair.drafter, clock, rate, context, tiny=args.tiny)
         del pair
         gc.collect()  # recordings hold the runner that holds them: two engines at once are more than a card bears
         if on_card:
             torch.cuda.empty_cache()
-    lines += rules(clock, shape.vocab_size, tiny=args.tiny, compiled=on_card)
-    return lines
+    yield from rules(clock, shape.vocab_size, tiny=args.tiny, compiled=on_card)
 
 
 def table(lines: list[dict[str, Any]]) -> str:

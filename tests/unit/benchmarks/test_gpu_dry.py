@@ -54,12 +54,21 @@ def test_engines_that_hold_themselves_are_gone_when_their_part_is_over(monkeypat
         gc.enable()
 
 
-def test_what_was_measured_is_kept_when_the_next_part_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(args: object) -> None:
+def test_a_part_that_fails_loses_nothing_of_itself_and_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: object, **more: object) -> None:
         raise RuntimeError("no room on this card")
 
     monkeypatch.setattr(gpu, "_served_row", fail)
+    monkeypatch.setattr(gpu_steps, "drafts", fail)
     out = tmp_path / "gpu.json"
-    with pytest.raises(RuntimeError, match="no room"):
-        gpu.main(["--tiny", "--part-s", "0", "--out", str(out)])
-    assert [row["row"] for row in json.loads(out.read_text())] == ["B7 steps"]
+    assert gpu.main(["--tiny", "--json", "--out", str(out)]) == 1
+    rows = json.loads(out.read_text())
+    assert [(row["row"], row["holds"]) for row in rows] == [
+        ("B7 steps", False), ("B7 served", False), ("B7 engines", None),
+    ]  # fmt: skip
+    assert rows[0]["value"] == rows[1]["value"] == "RuntimeError: no room on this card"
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    steps = len(gpu_steps.TINY_SEQUENCES) * len(gpu_steps.TOKENS)
+    assert (tmp_path / "gpu.md").read_text().count("\n") == steps + 2
