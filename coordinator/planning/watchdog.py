@@ -145,6 +145,7 @@ class DrafterWatch:
 
     def __init__(self, past: BlockSums) -> None:
         self.past, self.recent = past, BlockSums()
+        self._squares = 0.0  # of the weights of recent blocks: the first ones hold all of their variance
         self.alarm: Alarm | None = None  # None: all is well
         self._in_vain = 0.0  # first slots that were promised since one was accepted
         self._bad = dict.fromkeys(BAD, 0.0)
@@ -174,6 +175,7 @@ class DrafterWatch:
         for kind, count in ((Alarm.MALFORMED, seen.malformed), (Alarm.NOTHING_DRAFTED, seen.missing)):
             self._bad[kind] += (count / asked - self._bad[kind]) / BAD_MEMORY
         self.recent.add(seen, RECENT)
+        self._squares = math.exp(-2.0 * seen.blocks / RECENT) * self._squares + seen.blocks
         self._in_vain = 0.0 if seen.accepted else self._in_vain + seen.first
         found = self._found()
         if found is not None:
@@ -196,7 +198,7 @@ class DrafterWatch:
         trial_s = now - self._began if self._began else 0.0
         self._until = now + max(self._pause_s, min(COST * trial_s, LONGEST_S))  # most of a trial may be idle
         self._pause_s = min(2.0 * self._pause_s, LONGEST_S)
-        self.alarm, self._began, self._trial, self.recent = alarm, 0.0, 0.0, BlockSums()
+        self.alarm, self._began, self._trial, self.recent, self._squares = alarm, 0.0, 0.0, BlockSums(), 0.0
         self._bad, self._in_vain = {kind: ON_TRIAL * most for kind, most in BAD.items()}, 0.0
         return True
 
@@ -223,5 +225,5 @@ class DrafterWatch:
     def _kept(self, share: float) -> bool:
         """Whether at least this share of the usual was accepted of what was promised, as far as anybody can tell."""
         usual = self._usual * self.recent.promised
-        noise = CERTAIN * math.sqrt(self.past.spread * usual / 2.0)  # fading sums hold half of their variance
+        noise = CERTAIN * math.sqrt(self.past.spread * usual * self._squares / max(self.recent.blocks, 1.0))
         return self.recent.accepted >= min(share * usual, usual - noise)

@@ -106,6 +106,17 @@ def test_acceptance_that_falls_to_a_sixth_is_a_collapse(sequences: int) -> None:
     assert drafter.watch.alarm in (Alarm.COLLAPSE, Alarm.NOTHING_ACCEPTED)
 
 
+def test_the_first_blocks_are_no_surer_than_they_are() -> None:
+    watch = DrafterWatch(BlockSums(1000.0, 4000.0, 4000.0, 4000.0, 4000.0, 7000.0))
+    few = DraftedPass(1.0, 3.3, 1.0, 5.3, 1.0, 7.0, first=0.9)
+    for _ in range(8):
+        watch.observe(few, 1.0)
+    assert watch.alarm is None, "8 of 26 tokens: less than four standard deviations"
+    for _ in range(12):
+        watch.observe(few, 1.0)
+    assert watch.alarm is Alarm.COLLAPSE
+
+
 def test_a_drafter_that_never_fitted_is_found_without_a_past() -> None:
     assert Rounds().until_alarm([block(0)], 101) <= 100
 
