@@ -96,9 +96,10 @@ def verifiers_needed(reading: PoolReading, size: int, config: AutoscaleConfig) -
 
 
 def step(
-    memory: Memory, size: int, need: Need, least: int, most: int, patience: AutoscaleConfig, now: float
+    memory: Memory, size: int, need: Need, bounds: tuple[int, int], patience: AutoscaleConfig, now: float
 ) -> tuple[Memory, int]:
-    """One look at a settled pool of `size`. Returns what to remember and the size to have."""
+    """One look at a settled pool of `size`. bounds: fewest and most. Returns what to remember and the size to have."""
+    least, most = bounds
     need = Need(min(max(need.at_least, least), most), min(max(need.enough, least), most), need.why)
     idle_since = None if need.enough else memory.idle_since if memory.idle_since is not None else now
     memory, rested = replace(memory, idle_since=idle_since), now >= memory.rests_until
@@ -127,28 +128,22 @@ class Autoscaler:
 
     def __init__(self, config: AutoscaleConfig) -> None:
         self.config = config
-        self.why = {"verify": "", "draft": ""}  # what the last look saw
-        self._verifiers = Memory()
-        self._drafters = Memory()
+        self.why: dict[str, str] = {}  # what the last look saw, by pool
+        self._memory = dict.fromkeys(config.bounds, Memory())
 
     def look(self, reading: PoolReading, verifiers: int, drafters: int, now: float) -> tuple[int, int]:
         """(verifiers, drafters) to have, for pools that are settled at the given sizes."""
-        config = self.config
-        need = verifiers_needed(reading, verifiers, config)
-        self.why["verify"] = need.why
-        self._verifiers, wanted_verifiers = step(
-            self._verifiers, verifiers, need, config.min_verifiers, config.max_verifiers, config, now
-        )
-        need = drafters_needed(reading, drafters, config)
-        self.why["draft"] = need.why
-        self._drafters, wanted_drafters = step(
-            self._drafters, drafters, need, config.min_drafters, config.max_drafters, config, now
-        )
-        return wanted_verifiers, wanted_drafters
+        config, wanted = self.config, dict[str, int]()
+        looks = (("verifiers", verifiers_needed, verifiers), ("drafters", drafters_needed, drafters))
+        for pool, needed, size in looks:
+            need = needed(reading, size, config)
+            self.why[pool] = need.why
+            self._memory[pool], wanted[pool] = step(self._memory[pool], size, need, config.bounds[pool], config, now)
+        return wanted["verifiers"], wanted["drafters"]
 
     def rest(self, now: float) -> None:
         """Somebody else changed the pools: what was seen before says nothing about them."""
-        self._verifiers = self._drafters = Memory(rests_until=now + self.config.cool_down_s)
+        self._memory = dict.fromkeys(self.config.bounds, Memory(rests_until=now + self.config.cool_down_s))
 
 
 def _replicas(work: float, target: float) -> int:
@@ -191,7 +186,14 @@ class AutoscaleConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "autoscale")
-        for pool in ("verifiers", "drafters"):
-            least, most = getattr(self, f"min_{pool}"), getattr(self, f"max_{pool}")
+        for pool, (least, most) in self.bounds.items():
             if least > most:
                 raise ConfigError(f"autoscale.min_{pool}: {least} to {most} is no range")
+
+    @property
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """(fewest, most) of each pool."""
+        return {
+            "verifiers": (self.min_verifiers, self.max_verifiers),
+            "drafters": (self.min_drafters, self.max_drafters),
+        }

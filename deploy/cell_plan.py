@@ -23,6 +23,11 @@ from dspark.synthetic.spec import load_spec
 from dspark.targets import is_imported
 from dspark.types import Rule
 
+# What every process is told as the cell is, where it has such a setting.
+HANDED_ON = (
+    *("target", "drafter", "engine", "synthetic", "device", "policy", "rule", "cell", "insecure"),
+    *(*TLS_FILES, "tls_server_name", "tls_require_client_cert"),
+)
 Pair = Callable[[str | None, str | None], Mapping[str, str | None]]
 
 
@@ -66,39 +71,21 @@ def plan_topology(
     """Every process with its resolved settings; a wrong key or value is found here, before anything starts. most: how
     many of each role there may come to be, where that are more than there are at first."""
     shared: dict[str, object] = {
-        "target": config.target,
-        "drafter": config.drafter,
-        "engine": config.engine,
-        "synthetic": config.synthetic,
+        **{key: getattr(config, key) for key in HANDED_ON},
+        **{key: str(path) for key, path in token_files.items()},
         "target_revision": config.revision,
         "drafter_revision": config.revision,
-        **{key: str(path) for key, path in token_files.items()},
-        "insecure": config.insecure,
-        "cell": config.cell,
-        **{key: getattr(config, key) for key in (*TLS_FILES, "tls_server_name", "tls_require_client_cert")},
-        "device": config.device,
-        "policy": config.policy,
-        "rule": config.rule,
+        "bind": f"{config.bind}:0",
     }
-    fronts = {**shared, "http": http_bind(config.http)}
-    binds = {ProcessRole.COORDINATOR: f"{config.bind}:{port}"}
+    own = {ProcessRole.COORDINATOR: {"bind": f"{config.bind}:{port}", "http": http_bind(config.http)}}
     settings = {
-        role: load_settings(
-            role,
-            file=file,
-            environ=environ,
-            flags={
-                **(fronts if role is ProcessRole.COORDINATOR else shared),
-                "bind": binds.get(role, f"{config.bind}:0"),
-            },
-        )
-        for role in ProcessRole
+        role: load_settings(role, file=file, environ=environ, flags=shared | own.get(role, {})) for role in ProcessRole
     }
     for role in ProcessRole:
         if role is not ProcessRole.FRONTEND and (role is not ProcessRole.DRAFT or config.drafter != NO_DRAFTER):
             check_room(role, settings[role])
-    for own in settings.values():  # one name on every process's metrics
-        own["served_model"] = own["served_model"] or settings[ProcessRole.COORDINATOR]["served_model"]
+    for each in settings.values():  # one name on every process's metrics
+        each["served_model"] = each["served_model"] or settings[ProcessRole.COORDINATOR]["served_model"]
     if config.address is not None:  # who joins a cluster does not know what its machines have
         return desired(config, settings, None)
     workers = {ProcessRole.VERIFY: config.verifiers, ProcessRole.DRAFT: config.drafters}

@@ -118,15 +118,22 @@ class DsparkProcess(RoomShell):
         return await self.start(role, settings, name=name, secrets=secrets, node_ip=node_ip)
 
 
+@dataclass
+class _Actor:
+    """One process. node: its id, once it has its place."""
+
+    handle: Any
+    replica: Replica
+    node: str = ""
+
+
 class RayFleet:
     """Processes of a cell as detached actors of this cluster."""
 
     def __init__(self, topology: Topology, secrets: Mapping[str, str], conduct: Supervision) -> None:
         self._cell, self._templates, self._secrets = conduct.cell, topology.templates, dict(secrets)
         self._timeout_s, self._place_s = conduct.start_timeout_s, conduct.place_timeout_s
-        self._handles: dict[str, Any] = {}
-        self._replicas: dict[str, Replica] = {}  # by name, as long as there is a handle
-        self._nodes: dict[str, str] = {}  # ids, of those that have their place
+        self._actors: dict[str, _Actor] = {}  # by the replica's name
         self._pending: dict[str, Pending] = {}
 
     async def adopt(self) -> dict[str, StartedProcess]:
@@ -145,8 +152,8 @@ class RayFleet:
                 with contextlib.suppress(ValueError, ray.exceptions.RayError):
                     ray.kill(ray.get_actor(actor))
                 continue
-            self._handles[name], self._nodes[name] = handle, str(node)
-            self._replicas[name] = replace(self._templates[ProcessRole(name.partition("/")[0])], name=name)
+            replica = replace(self._templates[ProcessRole(name.partition("/")[0])], name=name)
+            self._actors[name] = _Actor(handle, replica, str(node))
             found[name] = StartedProcess(**described)
         return found
 
@@ -168,10 +175,10 @@ class RayFleet:
             )
             .remote(title)
         )
-        self._handles[replica.name], self._replicas[replica.name] = handle, replica
+        actor = self._actors[replica.name] = _Actor(handle, replica)
         deadline = time.monotonic() + self._timeout_s
         try:
-            self._nodes[replica.name] = await self._await_place(handle, replica, deadline)
+            actor.node = await self._await_place(handle, replica, deadline)
             call = handle.start_here.remote(
                 str(replica.role), dict(replica.settings), name=replica.name, secrets=self._secrets
             )
@@ -191,16 +198,13 @@ class RayFleet:
 
     async def end(self, name: str, grace_s: float) -> None:
         """Drains if there is grace, then kills."""
-        handle = self._handles.pop(name, None)
-        self._replicas.pop(name, None)
-        self._nodes.pop(name, None)
-        if handle is None:
+        if (actor := self._actors.pop(name, None)) is None:
             return
         if grace_s > 0:
             with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
-                await asyncio.wait_for(_awaitable(handle.stop.remote(grace_s)), grace_s + 2.0)
+                await asyncio.wait_for(_awaitable(actor.handle.stop.remote(grace_s)), grace_s + 2.0)
         with contextlib.suppress(ray.exceptions.RayError):
-            ray.kill(handle, no_restart=True)
+            ray.kill(actor.handle, no_restart=True)
 
     def pending(self, name: str) -> Pending:
         """Why Ray has not placed it."""
@@ -218,7 +222,8 @@ class RayFleet:
             if now > deadline:
                 placed.cancel()
                 raise TimeoutError
-            short = missing(replica, self._replicas.values(), nodes(), self._nodes)
+            held = {name: actor.node for name, actor in self._actors.items() if actor.node}
+            short = missing(replica, [actor.replica for actor in self._actors.values()], nodes(), held)
             short_since = None if not short else short_since if short_since is not None else now
             overdue = short_since is not None and now - short_since >= self._place_s - LOOK_S
             self._pending[replica.name] = Pending(short or _why_pending(replica), overdue)

@@ -114,7 +114,11 @@ class Controller:
         """Changes the wanted sizes of the pools, and whether they follow the load (None: as it is); the loop does the
         rest. What is refused changes nothing."""
         if self._autoscaler is not None if autoscale is None else autoscale:
-            _within(verifiers, drafters, self._scaling)
+            for pool, size in {"verifiers": verifiers, "drafters": drafters}.items():
+                least, most = self._scaling.bounds[pool]
+                if not least <= size <= most:  # it would be taken back at the next look
+                    kept = f"autoscaling keeps {least} to {most} (section autoscale)"
+                    raise ConfigError(f"scale: {size} {pool}, while {kept}")
         self._resize(verifiers, drafters, "asked for")
         if autoscale is not None:
             self.follow_load(autoscale)
@@ -335,14 +339,3 @@ class Controller:
         while size and self._pending(f"{role}/{size - 1}").unplaced:
             size -= 1
         return size
-
-
-def _within(verifiers: int, drafters: int, config: AutoscaleConfig) -> None:
-    """Sizes outside the bounds would be taken back at the next look."""
-    bounds = (
-        ("verifiers", verifiers, config.min_verifiers, config.max_verifiers),
-        ("drafters", drafters, config.min_drafters, config.max_drafters),
-    )
-    for pool, size, least, most in bounds:
-        if not least <= size <= most:
-            raise ConfigError(f"scale: {size} {pool}, while autoscaling keeps {least} to {most} (section autoscale)")

@@ -48,25 +48,28 @@ def environment(token_file: Path, cell_id: str) -> dict[str, str]:
     }
 
 
-def prepare(environ: MutableMapping[str, str]) -> None:
-    """Says Ray's authentication mode aloud: token where the user has one, else disabled.
-
-    Ray puts the working folder of a driver first on its workers' import path; from the state folder nothing of the
-    user's can stand in for one of our packages. Paths have been made absolute by then.
-    """
-    say_auth(environ)
-    os.chdir(state_dir())
-
-
 @contextmanager
 def joined(cell: Cell) -> Iterator[Any]:
     """`deploy.cluster`, inside as a driver of the cell's Ray cluster; NothingStarted where that cannot be."""
     if cell.ray_pid:
         os.environ.update(environment(state_dir() / "ray_token", cell.cell_id))
-    prepare(os.environ)
+    with driving(cell.ray_address, local=bool(cell.ray_pid)) as cluster:
+        yield cluster
+
+
+@contextmanager
+def driving(address: str, *, local: bool) -> Iterator[Any]:
+    """The same of the cluster at an address.
+
+    Says Ray's authentication mode aloud: token where the user has one, else disabled. Ray puts the working folder of a
+    driver first on its workers' import path; from the state folder nothing of the user's can stand in for one of our
+    packages. Paths have been made absolute by then.
+    """
+    say_auth(os.environ)
+    os.chdir(state_dir())
     from deploy import cluster
 
-    cluster.connect(cell.ray_address, local=bool(cell.ray_pid))
+    cluster.connect(address, local=local)
     try:
         yield cluster
     finally:
@@ -74,7 +77,7 @@ def joined(cell: Cell) -> Iterator[Any]:
 
 
 def say_auth(environ: MutableMapping[str, str]) -> None:
-    """The part of it that a child with a folder of its own needs."""
+    """What Ray reads in the environment, where the user has not said it."""
     environ.setdefault("RAY_AUTH_MODE", "token" if _has_token(environ) else "disabled")
     environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from deploy import ray_environment
 from deploy.head import Head, start_head, stop_head
 from deploy.process_tags import new_cell_id
+from deploy.ray_environment import driving
 from dspark.errors import ConfigError, DsparkError
 from dspark.runtime.identity import state_dir
 from dspark.training.record import Log
@@ -74,14 +74,8 @@ def _cluster(address: str | None, say: Say) -> Iterator[None]:
         say("ray: starting a local cluster")
         head = start_head(state_dir() / "ray_train_token", new_cell_id(), os.environ, lambda _: None)
     try:
-        ray_environment.prepare(os.environ)
-        from deploy import cluster
-
-        cluster.connect(head.address if head else str(address), local=head is not None)
-        try:
+        with driving(head.address if head else str(address), local=head is not None):
             yield
-        finally:
-            cluster.disconnect()
     finally:
         if head:
             stop_head(head)

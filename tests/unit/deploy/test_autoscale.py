@@ -150,20 +150,20 @@ def test_shrinking_never_asks_for_growing_again() -> None:
 
 
 def test_bounds_hold_whatever_is_asked_and_mend_what_is_outside() -> None:
-    assert step(Memory(), 1, Need(50, 50, ""), 1, 4, CALM, 0.0)[1] == 1, "not at the first look"
-    memory, size = step(Memory(), 1, Need(50, 50, ""), 1, 4, CALM, 0.0)
-    assert step(memory, size, Need(50, 50, ""), 1, 4, CALM, 7.0)[1] == 4
-    assert step(Memory(), 9, Need(1, 9, ""), 1, 4, CALM, 0.0)[1] == 4, "above the bound: at once"
-    assert step(Memory(), 1, Need(0, 0, ""), 2, 4, CALM, 0.0)[1] == 2, "below the bound: at once"
+    assert step(Memory(), 1, Need(50, 50, ""), (1, 4), CALM, 0.0)[1] == 1, "not at the first look"
+    memory, size = step(Memory(), 1, Need(50, 50, ""), (1, 4), CALM, 0.0)
+    assert step(memory, size, Need(50, 50, ""), (1, 4), CALM, 7.0)[1] == 4
+    assert step(Memory(), 9, Need(1, 9, ""), (1, 4), CALM, 0.0)[1] == 4, "above the bound: at once"
+    assert step(Memory(), 1, Need(0, 0, ""), (2, 4), CALM, 0.0)[1] == 2, "below the bound: at once"
 
 
 def test_a_pool_rests_after_a_change() -> None:
-    memory, size = step(Memory(short_since=0.0), 1, Need(2, 2, ""), 1, 4, CALM, 10.0)
+    memory, size = step(Memory(short_since=0.0), 1, Need(2, 2, ""), (1, 4), CALM, 10.0)
     assert size == 2
-    memory, size = step(memory, 2, Need(3, 3, ""), 1, 4, CALM, 11.0)
-    memory, size = step(memory, 2, Need(3, 3, ""), 1, 4, CALM, 20.0)
+    memory, size = step(memory, 2, Need(3, 3, ""), (1, 4), CALM, 11.0)
+    memory, size = step(memory, 2, Need(3, 3, ""), (1, 4), CALM, 20.0)
     assert size == 2, "patience is over, the rest is not"
-    assert step(memory, 2, Need(3, 3, ""), 1, 4, CALM, 30.0)[1] == 3
+    assert step(memory, 2, Need(3, 3, ""), (1, 4), CALM, 30.0)[1] == 3
 
 
 @pytest.mark.parametrize(
