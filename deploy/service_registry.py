@@ -23,15 +23,14 @@ class Room:
 
     package: str
     config: str
-    section: str
     service: str
 
 
 ROOMS = {
-    ProcessRole.COORDINATOR: Room("coordinator", "CoordinatorConfig", "coordinator", "dspark.wire.v1.Generation"),
-    ProcessRole.VERIFY: Room("verify_service", "VerifyConfig", "verify", "dspark.wire.v1.Verify"),
-    ProcessRole.FRONTEND: Room("coordinator.frontend", "FrontendConfig", "frontend", "dspark.wire.v1.Generation"),
-    ProcessRole.DRAFT: Room("draft_service", "DraftConfig", "draft", "dspark.wire.v1.Draft"),
+    ProcessRole.COORDINATOR: Room("coordinator", "CoordinatorConfig", "dspark.wire.v1.Generation"),
+    ProcessRole.VERIFY: Room("verify_service", "VerifyConfig", "dspark.wire.v1.Verify"),
+    ProcessRole.FRONTEND: Room("coordinator.frontend", "FrontendConfig", "dspark.wire.v1.Generation"),
+    ProcessRole.DRAFT: Room("draft_service", "DraftConfig", "dspark.wire.v1.Draft"),
 }
 
 
@@ -49,7 +48,7 @@ def load_settings(
     cls = config_class(role)
     known = {field.name for field in dataclasses.fields(cls)}
     mine = {key: value for key, value in flags.items() if key in known}
-    config = load_config(cls, section=ROOMS[role].section, file=file, environ=environ, flags=mine)
+    config = load_config(cls, section=str(role), file=file, environ=environ, flags=mine)
     return {name: getattr(config, name) for name in known}
 
 
@@ -60,7 +59,7 @@ def check_room(role: ProcessRole, settings: Mapping[str, Any]) -> None:
 
 async def start_room(role: ProcessRole, settings: Mapping[str, Any], *, name: str) -> Process:
     """Runs the room in this process, on the running event loop."""
-    keep_to(settings.get("cpus") or "", f"{ROOMS[role].section}.cpus")  # first: threads inherit it
+    keep_to(settings.get("cpus") or "", f"{role}.cpus")  # first: threads inherit it
     process = importlib.import_module(f"{ROOMS[role].package}.process")
     started: Process = await process.start(config_class(role)(**settings), name=name)
     return started

@@ -40,7 +40,7 @@ def configuration() -> str:
         ("cluster", "`dspark up`", ClusterConfig),
         ("autoscale", "`dspark up`", AutoscaleConfig),
     ]
-    sections += [(room.section, f"`dspark serve {role.value}`", config_class(role)) for role, room in ROOMS.items()]
+    sections += [(str(role), f"`dspark serve {role}`", config_class(role)) for role in ROOMS]
     for section, command, cls in sections:
         lines += ["", f"## {section}", "", f"{_first_line(cls)} Read by {command}.", ""]
         lines += ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]

@@ -135,26 +135,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has left; nobody is there to complain to
         return 0
-    except DsparkError as error:
-        if args.debug:
-            raise
-        print(f"dspark: {written_out(str(error))}", file=sys.stderr)
-        return 1
-    except ModuleNotFoundError as error:
-        if args.debug:
-            raise
-        print(f"dspark: {_missing(error.name or str(error))}", file=sys.stderr)
-        return 1
     except Exception as error:
         if args.debug:
             raise
-        said = written_out(f"{type(error).__name__}: {error}")
-        print(f"dspark: internal error: {said}; --debug shows where", file=sys.stderr)
+        print(f"dspark: {written_out(_sentence(error))}", file=sys.stderr)
         return 1
 
 
-def _missing(module: str) -> str:
-    return f"this command needs the module {module!r}; {how_to_install(module)}"
+def _sentence(error: Exception) -> str:
+    """What people are told of it."""
+    if isinstance(error, DsparkError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        module = error.name or str(error)
+        return f"this command needs the module {module!r}; {how_to_install(module)}"
+    return f"internal error: {type(error).__name__}: {error}; --debug shows where"
 
 
 if __name__ == "__main__":

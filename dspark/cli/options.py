@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,20 +40,19 @@ class Parser(argparse.ArgumentParser):
         self.register("type", float, one_number)
 
 
-def one_whole(text: str) -> int:
-    """A whole number."""
-    try:
-        return whole_in(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _argument(read: Callable[[str], T]) -> Callable[[str], T]:
+    """The same for argparse, which then says what is wrong."""
+
+    def argument(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return argument
 
 
-def one_number(text: str) -> float:
-    """A finite number."""
-    try:
-        return number_in(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+one_whole, one_number = _argument(whole_in), _argument(number_in)
 
 
 def numbers(text: str, *, zero: bool = False) -> list[float]:
