@@ -130,6 +130,11 @@ def test_http_takes_the_port_that_is_wanted_or_any_and_can_be_off() -> None:
     assert load_config(ClusterConfig, section="cluster", flags={"http": "none"}).http is None
 
 
+def test_http_is_off_where_one_of_its_libraries_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.config.HTTP_LIBRARIES", ("fastapi", "a_parser_that_is_not_there"))
+    assert http_bind("127.0.0.1:0") is None
+
+
 @pytest.mark.parametrize(
     ("config", "drawn"),
     [
