@@ -4,6 +4,7 @@ to wait for a cell."""
 from __future__ import annotations
 
 import argparse
+import time
 from typing import TYPE_CHECKING, Any
 
 from dspark.cli.options import add_credentials, tls_of, wait_s
@@ -11,6 +12,8 @@ from dspark.errors import Unavailable
 
 if TYPE_CHECKING:
     from dspark.runtime.tls import Tls
+
+POLL_S = 0.1
 
 
 def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -32,15 +35,37 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 
 def wait_for(args: argparse.Namespace, service: str | None = None) -> str:
-    """Until the process that the arguments name is ready, for at most `--wait` seconds; Unavailable after that."""
-    from dspark.runtime.channel import READY, await_serving
+    """Until the process that the arguments name is ready, for at most `--wait` seconds; Unavailable after that. It may
+    not be there yet, nor its cell."""
+    from dspark.runtime.channel import CALL_S, READY
 
-    return await_serving(
-        lambda: _where(args)[0],
-        service=READY if service is None else service,
-        tls=lambda: _where(args)[1],
-        longest_s=args.wait,
-    )
+    deadline = time.monotonic() + args.wait
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            endpoint, state = _asked(args, READY if service is None else service, min(CALL_S, max(left, POLL_S)))
+            if state == "serving":
+                return state
+            why = f"{endpoint} is {state}"
+        except Unavailable as error:
+            why = str(error)
+        if time.monotonic() >= deadline:
+            raise Unavailable(f"not serving within {args.wait:g} s: {why}")
+        time.sleep(min(POLL_S, max(deadline - time.monotonic(), 0.0)))
+
+
+def _asked(args: argparse.Namespace, service: str, longest_s: float) -> tuple[str, str]:
+    """(who was asked, what it says of its health); Unavailable where nobody answers."""
+    import grpc
+
+    from dspark.runtime.channel import health_of, sync_channel
+
+    endpoint, tls = _where(args)
+    with sync_channel(endpoint, tls=tls) as channel:
+        try:
+            return endpoint, health_of(channel, service, longest_s)
+        except grpc.RpcError as error:
+            raise Unavailable(f"{endpoint}: {error.code().name.lower()}: {error.details()}") from None
 
 
 def _where(args: argparse.Namespace) -> tuple[str, Tls | None]:
@@ -59,15 +84,8 @@ def _health(args: argparse.Namespace) -> int:
     if args.wait is not None:
         print(wait_for(args, args.service))
         return 0
-    import grpc
+    from dspark.runtime.channel import CALL_S
 
-    from dspark.runtime.channel import health_of, sync_channel
-
-    endpoint, tls = _where(args)
-    with sync_channel(endpoint, tls=tls) as channel:
-        try:
-            state = health_of(channel, args.service or "")
-        except grpc.RpcError as error:
-            raise Unavailable(f"{endpoint}: {error.code().name.lower()}: {error.details()}") from None
+    _, state = _asked(args, args.service or "", CALL_S)
     print(state)
     return 0 if state == "serving" else 1
