@@ -14,29 +14,23 @@ from tests.commands import SYNTHETIC, dspark
 pytestmark = pytest.mark.ray
 
 LOSE = """
-import os
 import time
-from deploy import ray_environment
-from deploy.ray_environment import environment
+from deploy.ray_environment import joined
 from dspark.client import find_cell
 from dspark.errors import Unavailable
-from dspark.runtime.identity import state_dir
 
 cell = find_cell()
-os.environ.update(environment(state_dir() / "ray_token", cell.cell_id))
-ray_environment.prepare(os.environ)  # before Ray is loaded
-import ray
-from deploy import cluster
-cluster.connect(cell.ray_address, local=True)
-ray.kill(cluster.controller(cell.name), no_restart=False)
-for left in range(60, -1, -1):  # until it is there again
-    try:
-        cluster.report(cell.name)
-        break
-    except Unavailable:
-        if not left:
-            raise
-        time.sleep(0.5)
+with joined(cell) as cluster:
+    import ray
+    ray.kill(cluster.controller(cell.name), no_restart=False)
+    for left in range(60, -1, -1):  # until it is there again
+        try:
+            cluster.report(cell.name)
+            break
+        except Unavailable:
+            if not left:
+                raise
+            time.sleep(0.5)
 """
 
 
