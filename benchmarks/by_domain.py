@@ -24,8 +24,8 @@ from deploy.processes import ProcessCell
 from dspark.client import AsyncClient, Completion, Options
 
 TOKENS, BLOCK = 128, 7
-PROMPTS = {1: 6, 8: 16}  # of a domain, by streams
-TURNS = {1: 2, 8: 16}  # of both policies on every prompt, by streams
+PROMPTS = {1: 5, 8: 16}  # of a domain, by streams
+TURNS = {1: 2, 8: 10}  # of both policies on every prompt, by streams
 LEAST, OF_BOUND = 0.97, 0.93
 DEFAULT = "default"  # the cell's own policy: none is named
 
