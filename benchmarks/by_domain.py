@@ -24,8 +24,8 @@ from deploy.processes import ProcessCell
 from dspark.client import AsyncClient, Completion, Options
 
 TOKENS, BLOCK = 128, 7
-PROMPTS = {1: 5, 8: 16}  # of a domain, by streams
-TURNS = {1: 2, 8: 10}  # of both policies on every prompt, by streams
+PROMPTS = {1: 5, 8: 24}  # of a domain, by streams
+TURNS = {1: 2, 8: 8}  # of both policies on every prompt, by streams
 LEAST, OF_BOUND = 0.97, 0.93
 DEFAULT = "default"  # the cell's own policy: none is named
 
@@ -83,9 +83,12 @@ async def ask(client: AsyncClient, prompts: Sequence[Prompt], policy: str, strea
     into.wall_s += clock() - began
 
 
-async def in_turns(client: AsyncClient, prompts: Sequence[Prompt], streams: int, turns: int) -> dict[str, Any]:
+async def in_turns(
+    client: AsyncClient, prompts: Sequence[Prompt], streams: int, turns: int
+) -> tuple[dict[str, Spent], float]:
     """Plain decoding and the default on the same prompts, one by one at one stream, so that a disturbance hits both
-    alike; who begins changes. `error` is the standard error of the ratio, by the ratios of the turns."""
+    alike; who begins changes. Also the standard error of their ratio, by those of the turns, at one stream by those of
+    prompts, which differ."""
     spent = {policy: Spent() for policy in ("off", DEFAULT)}
     each: list[float] = []
     parts = [prompts] if streams > 1 else [[prompt] for prompt in prompts]
@@ -96,12 +99,17 @@ async def in_turns(client: AsyncClient, prompts: Sequence[Prompt], streams: int,
                 await ask(client, part, policy, streams, spent[policy])
             off, ours = (total.wall_s - before[policy] for policy, total in spent.items())
             each.append(off / ours)
+    return spent, statistics.stdev(each) / math.sqrt(len(each))
+
+
+def _point(spent: dict[str, Spent], error: float) -> dict[str, float]:
+    """For the row."""
     off, ours = (total.tokens / total.wall_s for total in spent.values())
     return {
         "off_tok_s": round(off, 1),
         "tok_s": round(ours, 1),
         "ratio": round(ours / off, 4),
-        "error": round(statistics.stdev(each) / math.sqrt(len(each)), 4),
+        "error": round(error, 4),
         "tokens_a_round": round(spent[DEFAULT].tokens / max(1, spent[DEFAULT].rounds), 3),
     }
 
@@ -139,8 +147,8 @@ async def compare(pair: Pair, turns: Mapping[int, int]) -> dict[str, dict[str, A
             for domain in DOMAINS:
                 value[domain] = await bound(client, pair.prompts(domain, PROMPTS[1]))
                 for streams, count in PROMPTS.items():
-                    point = await in_turns(client, pair.prompts(domain, count), streams, turns[streams])
-                    value[domain][f"{streams} stream" + "s" * (streams > 1)] = point
+                    found = await in_turns(client, pair.prompts(domain, count), streams, turns[streams])
+                    value[domain][f"{streams} stream" + "s" * (streams > 1)] = _point(*found)
                 note(f"{domain}: {value[domain]}")
     return value
 

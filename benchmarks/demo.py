@@ -144,7 +144,7 @@ async def _compare(pair: Pair, budget_s: float) -> list[DomainRow]:
         print("\ndomain     prompts  tokens a round  tok/s off  tok/s  ratio", flush=True)
         domains = []
         for name in DOMAINS:
-            spent = await in_turns(client, pair.prompts(name, count), 1, REPETITIONS)
+            spent, _ = await in_turns(client, pair.prompts(name, count), 1, REPETITIONS)
             domains.append(_row(name, count, spent["off"], spent[DEFAULT]))
     print(f"one stream, temperature 0, {TOKENS} tokens an answer, {REPETITIONS} times; client included\n")
     return domains

@@ -22,7 +22,7 @@ from dspark.runtime.telemetry import Metrics
 AGAIN_S = 0.5  # between two looks for a drafter for the same sequence
 ROWS_S = 15.0  # rows that have not come to a drafter in this time do not come: it has no room, or is no use
 KINDS = 1 << 16  # of drafters and buckets that are numbered
-LEAST_TRYING, TRYING = 2, 4  # where drafts do not pay, so many sequences have a drafter, and one of so many
+LEAST_TRYING, TRYING = 2, 4  # where drafts do not pay, so many of a kind have a drafter, and one sequence of so many
 
 
 class DrafterAssignment:
@@ -32,7 +32,7 @@ class DrafterAssignment:
         self._drafters, self._plans, self._clock, self._metrics = drafters, plans, clock, metrics
         self.named: dict[int, int] = {}
         self._due: dict[int, Placed] = {}  # to be looked at
-        self._trying: set[int] = set()  # adaptive sequences that have a drafter
+        self._trying: dict[int, int] = {}  # adaptive sequences that have a drafter -> their kind
         self._kinds: dict[Hashable, int] = {}
 
     def admitted(self, placed: Placed) -> None:
@@ -70,9 +70,9 @@ class DrafterAssignment:
         if not placed.state.speculates:
             return "policy_off"
         why = REASONS.get(said.why_empty, "unspecified")
-        if placed.spared:
+        if why == "no_drafter" and placed.spared:
             return "bypass"
-        nobody = why == "no_drafter" or (why == "bypass" and placed.drafter == 0)
+        nobody = why == "no_drafter" or (why == "bypass" and placed.drafter == 0 and not placed.spared)
         return self._drafters.why_nobody(placed.state) if nobody else why
 
     def lost(self, drafter: int, placed: Iterable[Placed], why: str) -> None:
@@ -105,7 +105,7 @@ class DrafterAssignment:
                 self._metrics.resends.labels(reason="attached").inc()
 
     def _detach(self, placed: Placed) -> None:
-        self._trying.discard(placed.number)
+        self._trying.pop(placed.number, None)
         if placed.drafter:
             self._drafters.detach(placed.drafter, placed.state)
             placed.drafter = 0
@@ -114,24 +114,26 @@ class DrafterAssignment:
         """This one, unless drafts do not pay and there are others to try them with."""
         before, request = placed.drafter, placed.state.request
         self._detach(placed)
-        adaptive = isinstance(request.policy, Adaptive)
-        placed.spared = adaptive and drafter > 0 and self._plans.without_drafts and self._enough()
-        placed.drafter, placed.fed, placed.rows_missing_since = 0 if placed.spared else drafter, False, None
-        if placed.drafter:
-            self._drafters.attach(drafter, placed.state)
-            if adaptive:
-                self._trying.add(placed.number)
-        placed.not_before = self._clock.time() + AGAIN_S
         params, label = request.params, request.label
         kind = (self._drafters.fingerprint(drafter), params.rule, params.greedy, params.constraint is not None, label)
         placed.key = (
             self._kinds.setdefault(kind, len(self._kinds)) if len(self._kinds) < KINDS else self._kinds.get(kind, 0)
         )
+        adaptive, on_trial = isinstance(request.policy, Adaptive), self._drafters.on_trial(drafter, placed.state)
+        able = drafter > 0 and adaptive and not on_trial
+        placed.spared = able and self._plans.without_drafts and self._enough(placed)
+        placed.drafter, placed.fed, placed.rows_missing_since = 0 if placed.spared else drafter, False, None
+        if placed.drafter:
+            self._drafters.attach(drafter, placed.state)
+            if adaptive:
+                self._trying[placed.number] = placed.key
+        placed.not_before = self._clock.time() + AGAIN_S
         self._plans.drafted_by(placed.number, placed.key, somebody=drafter > 0)
-        self._plans.tries(placed.number, self._drafters.on_trial(placed.drafter, placed.state))
+        self._plans.tries(placed.number, on_trial)
         if placed.drafter != before:
             self.named[placed.number] = placed.drafter
 
-    def _enough(self) -> bool:
-        """Whether drafts can be tried with those that have a drafter."""
-        return len(self._trying) >= max(LEAST_TRYING, len(self._plans) / TRYING)
+    def _enough(self, placed: Placed) -> bool:
+        """Whether drafts can be tried with those that have a drafter, two of its kind among them."""
+        alike = sum(kind == placed.key for kind in self._trying.values())
+        return alike >= LEAST_TRYING and len(self._trying) >= len(self._plans) / TRYING

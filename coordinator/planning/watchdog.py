@@ -32,6 +32,7 @@ SETTLED = 256  # blocks that make a past
 BAD_MEMORY = 64.0  # passes
 ON_TRIAL = 0.8  # of what is too much, to begin with: who had an alarm has less credit
 TRIAL = 32  # blocks, of which as much as HELD of the usual is accepted
+LONGEST_TRIAL = 4 * TRIAL  # where blocks promise so little that fewer tell nothing
 HELD = 0.5
 PAUSE_S, LONGEST_S = 10.0, 160.0
 COST = 8.0  # times what a trial took: the pause behind it is no shorter, as far as LONGEST_S allows
@@ -182,7 +183,7 @@ class DrafterWatch:
             return self.raised(found, now)
         if self.alarm is not None:
             self._trial += seen.blocks + seen.formed
-            if self._trial < TRIAL:
+            if self._trial < TRIAL or (self._trial < LONGEST_TRIAL and not self._tells):
                 return False
             if not self._kept(HELD):
                 return self.raised(Alarm.COLLAPSE, now)
@@ -222,8 +223,18 @@ class DrafterWatch:
         """Accepted over promised; a version that never kept half of it has no past to be measured by."""
         return min(max(self.past.ratio, HELD), 1.0)
 
+    def _expected(self) -> tuple[float, float]:
+        """(tokens that are usually accepted of what was promised, by how many fewer may be chance)."""
+        usual = self._usual * self.recent.promised
+        return usual, CERTAIN * math.sqrt(self.past.spread * usual * self._squares / max(self.recent.blocks, 1.0))
+
+    @property
+    def _tells(self) -> bool:
+        """Whether to accept nothing at all would be no chance."""
+        usual, noise = self._expected()
+        return usual >= noise
+
     def _kept(self, share: float) -> bool:
         """Whether at least this share of the usual was accepted of what was promised, as far as anybody can tell."""
-        usual = self._usual * self.recent.promised
-        noise = CERTAIN * math.sqrt(self.past.spread * usual * self._squares / max(self.recent.blocks, 1.0))
+        usual, noise = self._expected()
         return self.recent.accepted >= min(share * usual, usual - noise)

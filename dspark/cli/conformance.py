@@ -49,9 +49,9 @@ class FileResult:
                 self.failed += 1
                 self.problems.append(f"case {number}: {problem}")
 
-    def broken(self, error: Exception, cases: int) -> None:
-        """None of its cases could be looked at; those of a family that is not built are passed over."""
-        if isinstance(error, UnsupportedFamily):
+    def broken(self, error: Exception, cases: int, *, skip: bool = False) -> None:
+        """None of its cases could be looked at."""
+        if skip:
             self.skipped += cases
         else:
             self.failed += cases
@@ -106,9 +106,9 @@ def check_folder(folder: Path, root: Path) -> list[FileResult]:
         beside = _target_for(folder, read_drafter_config(folder))
         drafter = load_drafter(folder, target=beside)
         target = load_target(beside) if beside is not None else None
-    except CheckpointError as error:
+    except Exception as error:  # of a drafter or a target; the other folders still count
         for name, result in results.items():
-            result.broken(error, _count_cases(folder / name))
+            result.broken(error, _count_cases(folder / name), skip=isinstance(error, UnsupportedFamily))
         return list(results.values())
     for name, result in results.items():
         try:

@@ -161,14 +161,14 @@ LANES: list[Mutant] = [
         ),
         (
             "rows of everybody are sent where drafts do not pay",
-            "return len(self._trying) >= max(LEAST_TRYING, len(self._plans) / TRYING)",
+            "return alike >= LEAST_TRYING and len(self._trying) >= len(self._plans) / TRYING",
             "return False",
             (f"{L}where_drafts_do_not_pay_rows_of_a_few_are_sent_until_drafts_pay",),
         ),
         (
             "who was spared its rows never gets a drafter",
-            "self._plans.without_drafts and self._enough()",
-            "(placed.spared or self._plans.without_drafts and self._enough())",
+            "self._plans.without_drafts and self._enough(placed)",
+            "(placed.spared or self._plans.without_drafts and self._enough(placed))",
             (f"{L}where_drafts_do_not_pay_rows_of_a_few_are_sent_until_drafts_pay",),
         ),
     ),

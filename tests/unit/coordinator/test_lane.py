@@ -402,7 +402,7 @@ async def test_answers_in_a_form_are_planned_for_by_what_was_drafted_under_forms
 @virtual
 async def test_a_drafter_that_is_well_again_is_soon_found_to_be_in_a_large_lane_too() -> None:
     """To draft for one of so many does not pay; a trial is no question of that."""
-    cell = RoundsCell(sink=1 << 20, pair=ToyPair(wrong_every=1), draft_ms=50)
+    cell = RoundsCell(sink=1 << 20, pair=ToyPair(wrong_every=1), draft_ms=12)
     for seed in range(24):
         cell.ask((seed, 3), max_tokens=4000)
     lane = cell.lane.facts.name
@@ -936,6 +936,9 @@ async def test_where_drafts_do_not_pay_rows_of_a_few_are_sent_until_drafts_pay()
     await cell.until(lambda: all(state.stats.rounds >= 20 for state in states))
     assert fed(states) == 4, "to try drafts with"
     assert not cell.metrics.value("empty_blocks_total", reason="no_drafter"), "nobody is missing"
+    others = [cell.ask((seed, 7), max_tokens=4000, params=SamplingParams(temperature=1.0)) for seed in range(4)]
+    await cell.until(lambda: all(state.stats.rounds >= 5 for state in others))
+    assert fed(others) == 2, "drafts of another kind are tried, too"
     cell.world.spec = costs(draft_ms=0.1)
     await cell.until(lambda: fed(states) == len(states), within_s=300.0, each_s=0.1)
     cell.admission.cut_all()

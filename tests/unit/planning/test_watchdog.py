@@ -186,6 +186,24 @@ def test_a_process_that_comes_anew_knows_what_its_version_did() -> None:
     assert drafter.until_alarm([block(0, 0, (0.0,) * 7)], 101) <= 100
 
 
+@pytest.mark.parametrize("promise", [0.35, 0.4, 0.45, 0.5, 0.55])
+def test_a_trial_goes_on_until_it_can_tell_where_blocks_promise_little(promise: float) -> None:
+    slots = (promise,) * 7
+    rounds = Rounds(8)
+    assert rounds.until_alarm(None, 400, confidence=slots) == 400
+    dead = [block(0, 7, slots)] * 8
+    rounds.until_alarm(dead, 400)
+    for _ in range(6):
+        assert rounds.watch.alarm is not None
+        rounds.now += rounds.watch.pause_left_s(rounds.now)
+        for _ in range(200):
+            rounds.run(dead)
+            assert rounds.watch.alarm is not None, "nothing was accepted, and it passed"
+            if rounds.watch.left_out(rounds.now):
+                break
+    assert rounds.watch.pause_left_s(rounds.now) == pytest.approx(LONGEST_S, rel=0.5)
+
+
 def test_a_trial_that_stood_idle_does_not_make_the_pause_behind_it_any_longer() -> None:
     drafter = Rounds()
     drafter.until_alarm([block(0)], 100)
