@@ -16,7 +16,7 @@ from coordinator.reception.output_processor import OutputProcessor
 from coordinator.reception.response_stream import ResponseStream
 from coordinator.reception.tokenizer import Tokenizer
 from coordinator.requests.validation import MAX_TEXT, Limits, check_head, read_request, read_resume
-from dspark.errors import Expired, InvalidRequest, Unavailable
+from dspark.errors import Expired, InvalidRequest, RequestCancelled, Unavailable
 from dspark.runtime.security import current_caller
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.wire_limits import MAX_REQUEST, request_bytes
@@ -24,6 +24,8 @@ from dspark.wire.v1 import generate_pb2
 
 LONG_TEXT = 4096  # characters above which text is tokenized beside the event loop
 LONG_IDS = 1024  # the same of ids
+# By which the gRPC of a client, which rounds what it says is left, may end a call sooner than the timer here does.
+TOGETHER_S, ROUNDED = 0.05, 0.01
 
 
 def prompt_bytes(cell: CellPort) -> int:
@@ -97,8 +99,14 @@ class InputProcessor:
         sink = OutputQueue(self._max_unread * request.choices, self._wake_ups)
         output = OutputProcessor(request, self.tokenizer, arrived, read_resume(message, request.choices))
         call = self.cell.submit(SubmitRequest(message, request, arrived, lasts_s), sink)
-        timer = self.clock.call_later(lasts_s, call.cut, Expired(f"no answer within {lasts_s:.3g} s"))
-        return ResponseStream(call, sink, output, timer, self.metrics)
+        late, due = Expired(f"no answer within {lasts_s:.3g} s"), arrived + lasts_s
+        timer = self.clock.call_later(max(due - self.clock.time(), 0.0), call.cut, late)
+
+        def why_left() -> Exception:
+            about = due - (TOGETHER_S + ROUNDED * lasts_s)
+            return late if self.clock.time() >= about else RequestCancelled("the client went away")
+
+        return ResponseStream(call, sink, output, timer, self.metrics, why_left)
 
     async def _prompt(self, message: generate_pb2.GenerateRequest) -> tuple[int, ...]:
         if message.WhichOneof("input") != "text" or self.tokenizer is None:

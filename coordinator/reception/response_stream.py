@@ -6,7 +6,7 @@ slower than the cell comes in one part.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 from coordinator.answers.answer import CommittedTokens, End, RequestStats
@@ -15,7 +15,7 @@ from coordinator.cells.cell import RequestHandle
 from coordinator.cells.cell_wire import FINISH_REASONS
 from coordinator.clock import Timer
 from coordinator.reception.output_processor import OutputChunk, OutputProcessor, per_token_s
-from dspark.errors import PeerError, RequestCancelled
+from dspark.errors import PeerError
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Rule, ScoredPrompt
 from dspark.wire import codec
@@ -25,14 +25,20 @@ from dspark.wire.v1 import generate_pb2, types_pb2
 class ResponseStream:
     """A request that was taken in, between the queue of what is committed and what of it is shown.
 
-    timer: ends the request when its time is up.
+    timer: ends the request when its time is up; why_left: what ends it when its client has gone.
     """
 
     def __init__(
-        self, call: RequestHandle, sink: OutputQueue, output: OutputProcessor, timer: Timer, metrics: Metrics
+        self,
+        call: RequestHandle,
+        sink: OutputQueue,
+        output: OutputProcessor,
+        timer: Timer,
+        metrics: Metrics,
+        why_left: Callable[[], Exception],
     ) -> None:
         self.request, self.output = output.request, output
-        self._call, self._sink, self._timer, self._metrics = call, sink, timer, metrics
+        self._call, self._sink, self._timer, self._metrics, self._why_left = call, sink, timer, metrics, why_left
         self.pieces: list[tuple[CommittedTokens, float]] = []  # what the newest parts were read from, with clock times
         self.scored: ScoredPrompt | None = None  # what came of the prompt with them
         metrics.client_streams.inc()
@@ -64,7 +70,7 @@ class ResponseStream:
         self._metrics.client_streams.dec()
         if unsaid := self.output.unsaid:
             self._metrics.dropped.labels(kind="token", reason="behind_stop_string").inc(unsaid)
-        self._call.cut(RequestCancelled("the client went away"))  # a no-op unless the answers were cut short
+        self._call.cut(self._why_left())  # a no-op unless the answers were cut short
 
 
 def _write_chunk(request_id: str, shown: OutputChunk) -> generate_pb2.GenerateResponse:

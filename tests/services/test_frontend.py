@@ -32,7 +32,7 @@ from dspark.errors import Overloaded as CutAsSlow
 from dspark.rounds.policy import Off
 from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.types import SamplingParams
-from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc, generate_pb2
+from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc, generate_pb2, generate_pb2_grpc
 from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -160,6 +160,24 @@ async def test_a_deadline_travels(pair: str) -> None:
             await cell.client(await cell.frontend()).complete([1, 2], max_tokens=9000, timeout=0.3)
         await cell.freed()
         assert cell.coordinator.metrics.value("requests_total", outcome="length") == 0
+
+
+@pytest.mark.parametrize("far", [False, True])
+async def test_who_is_cut_at_its_deadline_by_its_own_grpc_has_not_gone_away(pair: str, far: bool) -> None:
+    async with stage(pair) as cell:
+        process = await cell.frontend() if far else cell.coordinator
+        params = generate_pb2.SamplingParams(max_tokens=9000, ignore_eos=True)
+        asked = generate_pb2.GenerateRequest(
+            tokenized=generate_pb2.TokenizedInput(input_ids=[1, 2]), sampling_params=params
+        )
+        stub = generate_pb2_grpc.GenerationStub(cell.client(process)._channel)
+        for reads_for_s, outcome in ((0.95, "expired"), (0.3, "cancelled")):
+            call = stub.Generate(asked, timeout=1.0)
+            await call.read()
+            await asyncio.sleep(reads_for_s)
+            call.cancel()
+            await cell.freed()
+            assert cell.coordinator.metrics.value("requests_total", outcome=outcome) == 1
 
 
 async def test_errors_of_admission_come_back_unchanged(pair: str) -> None:
