@@ -30,6 +30,7 @@ STAYS = 1.01  # by which another plan has to be better than the one in force
 EXPLORE = 0.004  # share of tokens that trying something may cost, by what is known
 PLAINLY = 0.3  # of that, trying to go without drafts: what plain rounds take changes rarely
 MOST_EXPLORED = 0.25  # of plans
+IN_A_ROW = 2  # plans that try the same: what rounds of a kind take is learned behind another one alone
 RENEWED = 0.02  # learned blocks over blocks in the window, from which on a lane is looked at anew
 PLAN = 1 / 16  # of a block, that every plan counts: what rounds take is learned too, and slowly
 CONTEXT_STEP = 128  # tokens of mean context from which on a lane is another one
@@ -157,16 +158,18 @@ class Planner:
         self._known: tuple[_Option, list[_Option]] | None = None  # what could be done, of the lane as it was then
         self._known_of: tuple[object, ...] = ()
         self._news = 0.0  # blocks since, and parts of one for plans
+        self._drafted: bool | None = None  # whether the last pass was of drafted blocks
 
     def learn(self, done: FinishedPass) -> None:
         count, width = done.confidence.shape
-        alone = done.alone
-        if not done.prefill_tokens and width == 0 and alone:
-            self.cost.observe_plain(done.tokens, done.context, count, done.round_s)
-        elif not done.prefill_tokens and width:
-            self.cost.observe_drafted(done.tokens, done.context, count, done.forward_s)
-            if alone:
-                self.cost.hop.add(done.round_s - done.forward_s - done.draft_s)
+        again, self._drafted = self._drafted is (width > 0), width > 0
+        if again and not done.prefill_tokens:
+            if width:
+                self.cost.observe_drafted(done.tokens, done.context, count, done.forward_s)
+                if done.alone:
+                    self.cost.hop.add(done.round_s - done.forward_s - done.draft_s)
+            elif done.alone:
+                self.cost.observe_plain(done.tokens, done.context, count, done.round_s)
         drafted = np.flatnonzero(~np.isnan(done.confidence).all(axis=1)) if width else np.zeros(0, np.int64)
         if len(drafted):
             self.cost.observe_draft(len(drafted), width, done.draft_s)
@@ -222,7 +225,7 @@ class Planner:
 
     def _drawn(self, sequence: int) -> float:
         """[0, 1), keyed: whether this plan tries something."""
-        return keyed(sequence, self._number)
+        return keyed(sequence, self._number // IN_A_ROW)
 
     def _share(self, option: _Option) -> float:
         """Of plans that try this one instead: what is nearly as good costs little to try."""

@@ -79,6 +79,7 @@ def planned(
     bent: Callable[[Floats], Floats] = lambda confidence: confidence,
     lag: int = 1,
     stalls: int = 0,
+    switching: float = 1.0,
     recorded: Floats | None = None,
 ) -> tuple[float, Planner, list[int]]:
     """(tokens per second after a warm-up, the planner, slots of its plans).
@@ -86,6 +87,7 @@ def planned(
     announced: costs as they were measured, if they have changed since. bent: what the drafter says its chances are.
     recorded: blocks in place of drawn ones, see `blocks_at`. lag: finished rounds that a plan does not know yet.
     cohorts: at most so many. stalls: every so many rounds one is said to have taken ten times as long.
+    switching: by which a plain round behind a drafted one takes longer than one behind another plain one.
     """
     rng = np.random.default_rng(seed)
     base = announced or costs
@@ -95,19 +97,20 @@ def planned(
     lane = PlannedLane(range(streams), ["d"] * streams, np.ones(streams), CONTEXT, cohorts=tuple(range(1, cohorts + 1)))
     plans = [planner.next(lane)] * (lag + 1)
     slots_of = []
+    slots = 0
     for number in range(rounds):
         leaving = rng.random(streams) < 1 / 30
         texts = np.where(leaving, draw_texts(rng, kinds, streams), texts)
         plan = plans[-1 - lag]
         true = blocks(rng, texts) if recorded is None else blocks_at(recorded, streams, number)
-        slots = plan.terms.slots if plan.terms.kind is PlanKind.PRICE else 0
+        before, slots = slots, plan.terms.slots if plan.terms.kind is PlanKind.PRICE else 0
         said = bent(true)[:, :slots]
         verified = np.array(prefixes([list(row) for row in said], [plan.terms] * streams))
         alive = np.cumprod(true, axis=1)
         brought = float(np.where(np.arange(SLOTS) < verified[:, None], alive, 0.0).sum())
         accepted = np.minimum((np.cumprod(rng.random(true.shape) < true, axis=1)).sum(axis=1), verified)
         load = streams + int(verified.sum())
-        took = costs.round_s(load, streams, slots, plan.cohorts)
+        took = costs.round_s(load, streams, slots, plan.cohorts) * (switching if before and not slots else 1.0)
         planner.learn(
             FinishedPass(
                 lane.keys,

@@ -163,6 +163,8 @@ def test_passes_of_two_cohorts_say_nothing_of_what_lies_between() -> None:
     assert made.in_force.cohorts == 2
     made.learn(report(made))
     assert made._planner is not None
+    assert made._planner.cost.drafted.seen == 0, "the first of its kind"
+    made.learn(report(made))
     assert made._planner.cost.hop.seen == 0
     assert made._planner.cost.drafted.seen == 1
 
@@ -290,7 +292,8 @@ def test_a_lane_is_planned_by_blocks_of_the_kinds_that_are_in_it() -> None:
     """As of answers in a form, of which drafters know nothing, behind free ones; of an unknown kind by all."""
     planner = Planner(CostCorrector(GPU.curve(), GPU.draft_s, RunningRatio(HOP_S)), 7, explore=0.0)
     for _ in range(30):
-        planner.learn(_plain(4))
+        for _ in range(2):
+            planner.learn(_plain(4))
         planner.learn(_drafted(4, sure=0.9))
         planner.learn(_drafted(4, sure=0.01, key="formed"))
     slots = {

@@ -26,7 +26,7 @@ COSTS |= {
         lambda t: PAPER.verify.seconds(t, CONTEXT), lambda n, _: PAPER.draft.seconds(n, CONTEXT), HOPS_S
     ),
 }
-ROUNDS = {1: 600, 8: 200, 64: 80, 256: 40}
+ROUNDS = {1: 2000, 8: 200, 64: 80, 256: 40}
 
 
 def lane(streams: int, cohorts: int = 2, keys: str = "d") -> PlannedLane:
@@ -57,9 +57,9 @@ def lane(streams: int, cohorts: int = 2, keys: str = "d") -> PlannedLane:
 def test_plans_bring_nearly_what_algorithm_1_would_live(
     costs: str, kinds: tuple[float, ...], streams: int, lengths: tuple[int, ...]
 ) -> None:
-    rounds = ROUNDS[streams]
-    made, _, _ = planned(COSTS[costs], kinds, streams, rounds)
-    best = max(live(COSTS[costs], kinds, streams, rounds, slots) for slots in lengths)
+    rounds, seeds = ROUNDS[streams], range(3 if streams == 1 else 1)  # of one stream the first blocks decide much
+    made = sum(planned(COSTS[costs], kinds, streams, rounds, seed=seed)[0] for seed in seeds)
+    best = max(sum(live(COSTS[costs], kinds, streams, rounds, slots, seed=seed) for seed in seeds) for slots in lengths)
     assert made >= 0.98 * best
 
 
@@ -67,7 +67,7 @@ def test_plans_bring_nearly_what_algorithm_1_would_live(
 @pytest.mark.parametrize("costs", ["gpu", "small gpu", "two cores"])
 def test_plans_bring_nearly_what_algorithm_1_would_on_what_the_shipped_drafter_said(costs: str, streams: int) -> None:
     recorded = np.load(RECORDED).astype(np.float64)
-    rounds = {1: 2048, 8: 1000, 64: 400}[streams]
+    rounds = {1: 2048, 8: 1000, 64: 800}[streams]
     made, _, _ = planned(COSTS[costs], HARD, streams, rounds, recorded=recorded)
     best = max(live(COSTS[costs], HARD, streams, rounds, slots, recorded=recorded) for slots in range(SLOTS + 1))
     assert made >= 0.98 * best
@@ -88,9 +88,10 @@ def test_stalls_turn_no_lane_to_drafts_that_do_not_pay(seed: int) -> None:
     assert np.mean(np.array(slots[100:]) == 0) > 0.85
 
 
-def test_plain_rounds_are_tried_too_where_they_were_thought_too_dear() -> None:
+@pytest.mark.parametrize("switching", [1.0, 1.35])
+def test_plain_rounds_are_tried_too_where_they_were_thought_too_dear(switching: float) -> None:
     dear = Costs(lambda t: 1.3 * CLOSE.verify_s(t), CLOSE.draft_s, CLOSE.hop_s)
-    _, planner, slots = planned(CLOSE, HARD[:1], 1, 900, announced=dear)
+    _, planner, slots = planned(CLOSE, HARD[:1], 1, 900, announced=dear, switching=switching)
     assert planner.cost.plain.value == pytest.approx(1 / 1.3, rel=0.05)
     assert np.mean(np.array(slots[600:]) == 0) > 0.7
 
@@ -183,9 +184,9 @@ def tried(costs: Costs, plans: int, cohorts: int = 1) -> list[Plan]:
 
 
 def test_plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear() -> None:
-    dear = [plan.terms.slots for plan in tried(COSTS["cpu"], 300)]
+    dear = [plan.terms.slots for plan in tried(COSTS["cpu"], 900)]
     assert dear[:40] == [plan.terms.slots for plan in tried(COSTS["cpu"], 40)], "the same keys, the same plans"
-    assert 0 < np.count_nonzero(dear) < 30
+    assert 0 < np.count_nonzero(dear) < 90
     assert dear.count(SLOTS) > 0, "whole blocks, too"
 
 
