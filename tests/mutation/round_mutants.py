@@ -309,9 +309,15 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "passes with prompts are learned from",
-            "if not done.prefill_tokens and width == 0 and alone:",
-            "if width == 0 and alone:",
+            "if again and not done.prefill_tokens:",
+            "if again:",
             (f"{P}passes_with_prompts_say_nothing_of_rounds",),
+        ),
+        (
+            "the first round of another kind is learned from",
+            "again, self._drafted = self._drafted is (width > 0), width > 0",
+            "again, self._drafted = True, width > 0",
+            (f"{P}plain_rounds_are_tried_too_where_they_were_thought_too_dear",),
         ),
     ),
     *in_file(

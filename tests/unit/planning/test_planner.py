@@ -278,7 +278,8 @@ def test_passes_with_prompts_say_nothing_of_rounds() -> None:
     planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, RunningRatio(2e-3)), SLOTS)
     nothing = np.zeros((4, 0))
     zeros = np.zeros(4, np.int64)
-    planner.learn(FinishedPass(["d"] * 4, nothing, zeros, zeros, np.ones(4), CONTEXT, 260, 256, 1.0, 1.0))
+    for _ in range(2):
+        planner.learn(FinishedPass(["d"] * 4, nothing, zeros, zeros, np.ones(4), CONTEXT, 260, 256, 1.0, 1.0))
     assert planner.cost.plain.seen == 0
     planner.learn(FinishedPass(["d"] * 4, nothing, zeros, zeros, np.ones(4), CONTEXT, 4, 0, 0.02, 0.03))
     assert planner.cost.plain.seen == 1
