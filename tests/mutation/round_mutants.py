@@ -319,6 +319,12 @@ MUTANTS: list[Mutant] = [
             "again, self._drafted = True, width > 0",
             (f"{P}plain_rounds_are_tried_too_where_they_were_thought_too_dear",),
         ),
+        (
+            "a kind of round is tried once, so that nothing is learned of it",
+            "keyed(sequence, self._number // IN_A_ROW)",
+            "keyed(sequence, self._number)",
+            (f"{P}plain_rounds_are_tried_too_where_they_were_thought_too_dear",),
+        ),
     ),
     *in_file(
         "coordinator/planning/acceptance.py",
