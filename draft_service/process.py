@@ -15,13 +15,13 @@ from draft_service.engine_core import DraftEngineCore
 from draft_service.feature_receiver import FeatureReceiver
 from draft_service.feature_sink import FeatureSink
 from draft_service.rounds import Rounds
+from draft_service.rounds_server import RoundsServer
 from draft_service.service import DraftService
 from dspark.errors import ConfigError
-from dspark.runtime.blocking_server import BlockingServer
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.security import join_endpoint, split_endpoint
 from dspark.runtime.shell import Servicer
-from dspark.runtime.wire_limits import Read, reading
+from dspark.runtime.wire_limits import reading
 from dspark.runtime.worker import Services, Worker, WorkerProcess, check_worker, start_worker
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc
 
@@ -43,7 +43,7 @@ async def start(config: DraftConfig, *, name: str = "draft/0") -> WorkerProcess[
         device=str(engine.device),
         dtype=engine.dtype,
         pages=engine.held.pages_total,
-        metrics_port=process.metrics_port,
+        metrics_port=process.shell.metrics_port,
         projection=engine.projection,
         calibrated=engine.calibrated,
     )
@@ -61,11 +61,11 @@ def _services(worker: Worker[DraftEngineCore]) -> Services:
     # What takes orders goes well on a broken device, too.
     open_rounds = partial(Rounds, worker, drafting, partial(post, computes=False))
     read_rounds = reading(draft_pb2.RoundsCommand.FromString, rounds.BOUNDS)
-    own_port: BlockingServer[Read[draft_pb2.RoundsCommand], draft_pb2.RoundsEvent] | None = None
+    own_port: RoundsServer | None = None
     config = worker.engine.config
     if config.rounds_port is not None:
         bind = join_endpoint(split_endpoint(config.bind)[0], config.rounds_port)
-        own_port = BlockingServer(f"/{service.NAME}/Rounds", bind, worker.security, read_rounds, open_rounds)
+        own_port = RoundsServer(bind, worker.security, read_rounds, open_rounds)
     sink = FeatureSink(engine=worker.engine, arrivals=arrivals, metrics=worker.metrics, incarnation=worker.incarnation)
     chunks = {"Push": reading(features_pb2.FeatureChunk.FromString, feature_sink.BOUNDS)}
 

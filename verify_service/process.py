@@ -38,7 +38,7 @@ async def start(config: VerifyConfig, *, name: str = "verify/0") -> WorkerProces
         device=str(engine.device),
         dtype=engine.dtype,
         pages=engine.held.pages_total,
-        metrics_port=process.metrics_port,
+        metrics_port=process.shell.metrics_port,
         projection=engine.projection.fingerprint if engine.projection is not None else None,
     )
     return process

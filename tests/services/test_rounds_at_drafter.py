@@ -18,10 +18,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from synthetic_file import synthetic_file
 
 from draft_service import process as draft_process
-from draft_service import rounds
+from draft_service import rounds, rounds_server
 from draft_service.config import DraftConfig
 from dspark.rounds.events import OrderRow
-from dspark.runtime import backlog, blocking_server
+from dspark.runtime import backlog
 from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import open_channel
 from dspark.runtime.identity import write_token
@@ -412,7 +412,7 @@ async def test_more_streams_than_the_own_port_has_threads_for_are_refused_and_th
     async with contextlib.AsyncExitStack() as calls:
         first = await calls.enter_async_context(RoundsCall(drafter))
         await first.hear()
-        for verifier in range(1, blocking_server.MAX_STREAMS):
+        for verifier in range(1, rounds_server.MAX_STREAMS):
             await (await calls.enter_async_context(RoundsCall(drafter, verifier=verifier))).hear()
         endpoint = f"127.0.0.1:{await port_of_rounds(drafter)}"
         channel = await calls.enter_async_context(open_channel(endpoint))

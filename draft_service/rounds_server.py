@@ -1,6 +1,6 @@
-"""A listener of its own for one method whose messages pass no event loop: a stream is two threads that block.
+"""A port of its own for rounds, whose messages pass no event loop: a stream is two threads that block.
 
-Access, TLS, bounds and statuses are those of `server.GrpcServer`.
+Access, TLS, bounds and statuses are those of `GrpcServer`.
 """
 
 from __future__ import annotations
@@ -9,88 +9,68 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import grpc
 
+from draft_service.service import NAME, OpenRounds
 from dspark.errors import Overloaded
 from dspark.runtime import roles
 from dspark.runtime.outbox import MAX_EVENTS
 from dspark.runtime.security import Security
 from dspark.runtime.server import ServerLimits, authorization_in, listen, names_in, server_options, status_of
+from dspark.runtime.wire_limits import Read
+from dspark.wire.v1 import draft_pb2
 
+METHOD = f"/{NAME}/Rounds"
 MAX_STREAMS = 64
 START_STOP_S = 1.0
 
-C = TypeVar("C", contravariant=True)
-E = TypeVar("E")
+Command = Read[draft_pb2.RoundsCommand]
+Event = draft_pb2.RoundsEvent
 
 
-class BlockingStream(Protocol[C]):
-    """One call, as its threads see it."""
-
-    def hear(self, command: C) -> None:
-        """What came. Raises why the stream ends."""
-
-    def left_s(self) -> float:
-        """Seconds after which to ask again, if nothing happens; raises why the stream ends then."""
-
-    def close(self) -> None:
-        """It is over."""
-
-
-Open = Callable[[Callable[[E], None], Callable[[Exception], None]], BlockingStream[C]]
-
-
-class BlockingServer(Generic[C, E]):
-    """open: makes a stream, given what takes its events to the peer and what ends it, both to be called on any thread.
-
-    Listens from the start.
-    """
+class RoundsServer:
+    """open_rounds: makes a stream, given what takes its events to the verifier and what ends it, both to be called on
+    any thread. Listens from the start."""
 
     def __init__(
-        self, method: str, bind: str, security: Security, read: Callable[[bytes], C], open: Open[E, C]
+        self, bind: str, security: Security, read: Callable[[bytes], Command], open_rounds: OpenRounds
     ) -> None:
         security.check_bind(bind)
-        self._method, self._access, self._open = method, security.access, open
-        service, _, name = method.strip("/").rpartition("/")
-        handler = grpc.stream_stream_rpc_method_handler(self._answer, read, lambda event: event.SerializeToString())
+        self._access, self._open = security.access, open_rounds
+        handler = grpc.stream_stream_rpc_method_handler(self._answer, read, Event.SerializeToString)
         self._server = grpc.server(
-            ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix=name.lower()),
-            handlers=(grpc.method_handlers_generic_handler(service, {name: handler}),),
+            ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="rounds"),
+            handlers=(grpc.method_handlers_generic_handler(NAME, {"Rounds": handler}),),
             maximum_concurrent_rpcs=MAX_STREAMS,
             options=server_options(ServerLimits(MAX_STREAMS)),
         )
-        self.port = listen(self._server, bind, security, f"{name.lower()}_port")
+        self.port = listen(self._server, bind, security, "rounds_port")
         self._server.start()
 
     def close(self) -> None:
         """Ends every stream; waits a little for their threads."""
         self._server.stop(0).wait(START_STOP_S)
 
-    def _answer(self, commands: Iterator[C], context: Any) -> Iterator[E]:
+    def _answer(self, commands: Iterator[Command], context: Any) -> Iterator[Event]:
         try:
             metadata = context.invocation_metadata() or ()
-            self._access.admit(
-                self._method,
-                roles.allowed(self._method),
-                authorization=authorization_in(metadata),
-                names=names_in(context),
-            )
+            shown = authorization_in(metadata)
+            self._access.admit(METHOD, roles.allowed(METHOD), authorization=shown, names=names_in(context))
             yield from self._events(commands, context)
         except Exception as error:
             if not context.is_active():
                 return  # nobody is there to be told
-            code, details, trailing = status_of(self._method, error)
+            code, details, trailing = status_of(METHOD, error)
             context.set_trailing_metadata(trailing)
             context.abort(code, details)
 
-    def _events(self, commands: Iterator[C], context: Any) -> Iterator[E]:
-        ahead: queue.SimpleQueue[E | Exception | None] = queue.SimpleQueue()
-
+    def _events(self, commands: Iterator[Command], context: Any) -> Iterator[Event]:
+        ahead: queue.SimpleQueue[Event | Exception | None] = queue.SimpleQueue()
         overrun = False
 
-        def say(event: E) -> None:
+        def say(event: Event) -> None:
             nonlocal overrun
             if overrun:
                 return  # the stream ends as soon as its peer reads, or is gone
@@ -112,7 +92,7 @@ class BlockingServer(Generic[C, E]):
             return
         stream = self._open(say, ahead.put)
         try:
-            threading.Thread(target=read, name=f"{self._method.rpartition('/')[2].lower()}-read", daemon=True).start()
+            threading.Thread(target=read, name="rounds-read", daemon=True).start()
             while True:
                 try:
                     event = ahead.get(timeout=stream.left_s())

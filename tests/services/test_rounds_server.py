@@ -10,13 +10,12 @@ from collections.abc import Callable
 import grpc
 import pytest
 
+from draft_service.rounds_server import METHOD, RoundsServer
 from dspark.errors import Overloaded
-from dspark.runtime.blocking_server import BlockingServer
 from dspark.runtime.outbox import MAX_EVENTS
 from dspark.runtime.security import Security
 from dspark.wire.v1 import draft_pb2
 
-METHOD = "/dspark.wire.v1.Draft/Rounds"
 WIDE = draft_pb2.RoundsEvent(blocks=draft_pb2.Blocks(q_probs=bytes(64 << 10)))  # some fill a window
 
 Say = Callable[[draft_pb2.RoundsEvent], None]
@@ -44,9 +43,7 @@ def test_a_peer_that_reads_nothing_is_kept_a_bounded_number_of_events_and_told_w
         said.put(say)
         return Quiet()
 
-    server: BlockingServer[draft_pb2.RoundsCommand, draft_pb2.RoundsEvent] = BlockingServer(
-        METHOD, "127.0.0.1:0", Security(), draft_pb2.RoundsCommand.FromString, opened
-    )
+    server = RoundsServer("127.0.0.1:0", Security(), draft_pb2.RoundsCommand.FromString, opened)  # type: ignore[arg-type]
     over = threading.Event()
     try:
         with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
