@@ -55,7 +55,7 @@ class BaseClient(Generic[S]):
         def ask(message: generate_pb2.GenerateRequest, left_s: float | None) -> Any:
             return self._generation.Generate(message, timeout=left_s, metadata=self._metadata)
 
-        made: S = self._stream(ask, request, self.endpoint, Resuming(request, resume_s=resume_s, timeout=timeout))
+        made: S = self._stream(ask, self.endpoint, Resuming(request, resume_s=resume_s, timeout=timeout))
         return made
 
     def _whole(self, events: Sequence[Event]) -> Completion:

@@ -74,9 +74,7 @@ class Cell:
 
     def tls(self) -> Tls | None:
         """How calls to it are encrypted."""
-        if not self.tls_ca:
-            return None
-        return Tls(self.tls_cert or None, self.tls_key or None, self.tls_ca, self.tls_server_name or None)
+        return Tls.of(self)
 
 
 def cell_file() -> Path:

@@ -11,15 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from dspark.client.fields import copied
+from dspark.client.fields import copied, words
 from dspark.wire.v1 import generate_pb2, types_pb2
 
-_FINISH = {
-    generate_pb2.FINISH_REASON_STOP: "stop",
-    generate_pb2.FINISH_REASON_LENGTH: "length",
-    generate_pb2.FINISH_REASON_ABORT: "abort",
-}
-_RULE = {types_pb2.RULE_TOKEN: "token", types_pb2.RULE_BLOCK: "block", types_pb2.RULE_COUPLED: "coupled"}
+_FINISH = words(generate_pb2.FinishReason, "FINISH_REASON_")
+_RULE = words(types_pb2.Rule, "RULE_")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from dspark.client.fields import copied
+from dspark.client.fields import copied, words
 from dspark.wire.v1 import control_pb2
 
 
@@ -102,11 +101,6 @@ def read_explanation(told: control_pb2.RoundExplanation) -> RoundExplanation:
     )
 
 
-def _words(kind: Any, prefix: str) -> dict[int, str]:
-    """FATE_ACCEPTED is "accepted"."""
-    return {number: str(name).removeprefix(prefix).lower() for name, number in kind.items()}
-
-
-_FATES = _words(control_pb2.Fate, "FATE_")
-ORIGINS = _words(control_pb2.Origin, "ORIGIN_")
-_ENDS = _words(control_pb2.PrefixEnd, "PREFIX_END_")
+_FATES = words(control_pb2.Fate, "FATE_")
+ORIGINS = words(control_pb2.Origin, "ORIGIN_")
+_ENDS = words(control_pb2.PrefixEnd, "PREFIX_END_")

@@ -148,6 +148,11 @@ def _json(field: str, value: Any) -> str:
         raise InvalidRequest(field, f"is not JSON: {error}") from None
 
 
+def words(kind: Any, prefix: str) -> dict[int, str]:
+    """Of an enumeration of the wire: FATE_ACCEPTED is "accepted". What says nothing has no word."""
+    return {number: str(name).removeprefix(prefix).lower() for name, number in kind.items() if number}
+
+
 def copied(kind: type[T], message: Any, **more: Any) -> T:
     """A dataclass whose fields are called as the message's; repeated ones become tuples. `more`: those that are said in
     other words."""

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
-from dspark.client.fields import SAMPLING, SPECULATION, constraint_of, ids_of, text_of
+from dspark.client.fields import SAMPLING, SPECULATION, constraint_of, ids_of, text_of, words
 from dspark.errors import InvalidRequest
 from dspark.wire.v1 import generate_pb2, types_pb2
 
@@ -36,7 +36,7 @@ SERVICE_CONFIG: dict[str, object] = {
     ],
 }
 
-RULES = {"": 0, "token": types_pb2.RULE_TOKEN, "block": types_pb2.RULE_BLOCK, "coupled": types_pb2.RULE_COUPLED}
+RULES = {"": 0} | {word: number for number, word in words(types_pb2.Rule, "RULE_").items()}
 
 
 class Options(TypedDict, total=False):

@@ -27,7 +27,7 @@ class Resuming:
         timeout: float | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._request, self._resume_s, self._clock = request, resume_s, clock
+        self.request, self._resume_s, self._clock = request, resume_s, clock
         self._scores = request.sampling_params.HasField("prompt_logprobs")  # asked for anew, not resumed
         self._offsets = [0] * max(request.sampling_params.n, 1)
         self._deadline = None if timeout is None else clock() + timeout
@@ -68,7 +68,7 @@ class Resuming:
         """The message that asks for what is missing."""
         self.times += 1
         request = generate_pb2.GenerateRequest()
-        request.CopyFrom(self._request)
+        request.CopyFrom(self.request)
         request.resume.offsets[:] = self._offsets
         return request
 
@@ -82,14 +82,13 @@ class AnswerCall:
     def __init__(
         self,
         ask: Callable[[generate_pb2.GenerateRequest, float | None], Any],
-        request: generate_pb2.GenerateRequest,
         endpoint: str,
         resuming: Resuming,
     ) -> None:
         self._call: Any = None
         self._ask, self._endpoint, self._resuming = ask, endpoint, resuming
-        self._call = ask(request, resuming.left_s)
-        self.request_id = request.request_id
+        self._call = ask(resuming.request, resuming.left_s)
+        self.request_id = resuming.request.request_id
 
     @property
     def resumed(self) -> int:

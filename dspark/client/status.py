@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dspark.client.fields import copied
+from dspark.client.fields import copied, words
 from dspark.wire.v1 import control_pb2, types_pb2
 
-_ROLES = {
-    control_pb2.ROLE_COORDINATOR: "coordinator",
-    control_pb2.ROLE_FRONTEND: "frontend",
-    control_pb2.ROLE_VERIFY: "verify",
-    control_pb2.ROLE_DRAFT: "draft",
-}
+_ROLES = words(control_pb2.Role, "ROLE_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +30,11 @@ class ProcessStatus:
     busy_s: float = 0.0  # of a worker: seconds its device worked since it started
     wait_s: float = 0.0  # of a drafter: seconds cohorts waited for it to be free, all together
     waits: int = 0  # of a drafter: cohorts that came to it
+
+    @property
+    def condition(self) -> str:
+        """Its state, and why it is not serving."""
+        return f"{self.state} ({self.detail})" if self.detail else self.state
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import grpc
 
@@ -36,23 +37,6 @@ REPLY_BYTE = b"\x08"  # field 1, a number
 STATES = ("unknown", "serving", "not_serving", "service_unknown")
 
 
-def _options(
-    service_config: dict[str, object] | None, tls: Tls | None, watch_ms: int = CLIENT_WATCH_MS
-) -> list[tuple[str, int | str]]:
-    answer_ms = ANSWER_MS if watch_ms < CLIENT_WATCH_MS else CLIENT_ANSWER_MS
-    # Keepalive alone notices a hung peer after 60 s; `ping_timeout_ms` is what shortens it.
-    extra: list[tuple[str, int | str]] = [
-        ("grpc.keepalive_time_ms", watch_ms),
-        ("grpc.keepalive_timeout_ms", answer_ms),
-        ("grpc.http2.ping_timeout_ms", answer_ms),
-    ]
-    if tls is not None and tls.server_name:
-        extra.append(("grpc.ssl_target_name_override", tls.server_name))
-    if service_config is not None:
-        extra.append(("grpc.service_config", json.dumps(service_config)))
-    return [*_OPTIONS, *extra]
-
-
 def open_channel(
     endpoint: str,
     *,
@@ -64,10 +48,7 @@ def open_channel(
 
     `watch_ms`: silence after which the peer is asked whether it is there.
     """
-    options = _options(service_config, tls, watch_ms)
-    if tls is None:
-        return grpc.aio.insecure_channel(endpoint, options=options)
-    return grpc.aio.secure_channel(endpoint, tls.channel_credentials(), options=options)
+    return _opened(grpc.aio, endpoint, tls, service_config, watch_ms)
 
 
 def sync_channel(
@@ -77,11 +58,29 @@ def sync_channel(
     service_config: dict[str, object] | None = None,
     watch_ms: int = CLIENT_WATCH_MS,
 ) -> grpc.Channel:
-    """A blocking channel to `host:port`. Without `tls` it is plaintext. `watch_ms`: as for `open_channel`."""
-    options = _options(service_config, tls, watch_ms)
+    """A blocking channel, likewise."""
+    return _opened(grpc, endpoint, tls, service_config, watch_ms)
+
+
+def _opened(
+    library: Any, endpoint: str, tls: Tls | None, service_config: dict[str, object] | None, watch_ms: int
+) -> Any:
+    """library: `grpc` or `grpc.aio`, whose channels are made alike."""
+    answer_ms = ANSWER_MS if watch_ms < CLIENT_WATCH_MS else CLIENT_ANSWER_MS
+    # Keepalive alone notices a hung peer after 60 s; `ping_timeout_ms` is what shortens it.
+    options: list[tuple[str, int | str]] = [
+        *_OPTIONS,
+        ("grpc.keepalive_time_ms", watch_ms),
+        ("grpc.keepalive_timeout_ms", answer_ms),
+        ("grpc.http2.ping_timeout_ms", answer_ms),
+    ]
+    if service_config is not None:
+        options.append(("grpc.service_config", json.dumps(service_config)))
     if tls is None:
-        return grpc.insecure_channel(endpoint, options=options)
-    return grpc.secure_channel(endpoint, tls.channel_credentials(), options=options)
+        return library.insecure_channel(endpoint, options=options)
+    if tls.server_name:
+        options.append(("grpc.ssl_target_name_override", tls.server_name))
+    return library.secure_channel(endpoint, tls.channel_credentials(), options=options)
 
 
 def auth_metadata(token: str | None) -> tuple[tuple[str, str], ...]:

@@ -183,7 +183,6 @@ class Security:
     access: Access = field(default_factory=Access)
     token: str | None = field(default=None, repr=False)
     tls: Tls | None = None
-    ask_peers: bool = False
     insecure: bool = False
 
     @classmethod
@@ -191,9 +190,7 @@ class Security:
         """From a process's configuration; files are read, and refused by key, at once."""
         token = read_token(config.token_file, "token_file")
         client_file: str | None = getattr(config, "client_token_file", None)
-        tls = None
-        if config.tls_cert or config.tls_key or config.tls_ca:
-            tls = Tls(config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name)
+        if (tls := Tls.of(config)) is not None:
             tls.check(server=True)
         ask_peers = tls is not None and tls.ca is not None and config.tls_require_client_cert
         for key, path in (
@@ -218,7 +215,7 @@ class Security:
             certificates=ask_peers,
             open_to=frozenset(open_to),
         )
-        return cls(access, token, tls, ask_peers, config.insecure)
+        return cls(access, token, tls, config.insecure)
 
     def check_bind(self, endpoint: str) -> None:
         """Refuses an endpoint that strangers could reach without showing anything."""
@@ -232,7 +229,7 @@ class Security:
     def metrics_host(self, bind: str) -> str:
         """Where `/metrics` listens for a server bound to `bind`: near, unless readers are asked or it is told."""
         host, _ = split_endpoint(bind)
-        wide = self.insecure or self.access.monitor is not None or self.ask_peers
+        wide = self.insecure or self.access.monitor is not None or self.access.certificates
         return host if wide or is_loopback(host) else "127.0.0.1"
 
     def listeners(self, section: str, config: ListenConfig, http: str | None = None) -> list[tuple[str, str | None]]:
@@ -251,11 +248,11 @@ class Security:
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
         """For gRPC listeners; None: plaintext."""
-        return self.tls.server_credentials(ask_peers=self.ask_peers) if self.tls is not None else None
+        return self.tls.server_credentials(ask_peers=self.access.certificates) if self.tls is not None else None
 
     def server_context(self) -> ssl.SSLContext | None:
         """The same for other listeners."""
-        return self.tls.server_context(ask_peers=self.ask_peers) if self.tls is not None else None
+        return self.tls.server_context(ask_peers=self.access.certificates) if self.tls is not None else None
 
 
 def read_client_tokens(path: str | Path) -> tuple[tuple[str, str], ...]:

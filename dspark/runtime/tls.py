@@ -11,7 +11,7 @@ import logging
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -41,6 +41,12 @@ class Tls:
     def __post_init__(self) -> None:
         if bool(self.cert) != bool(self.key):
             raise ConfigError("tls_cert, tls_key: one is of no use without the other")
+
+    @classmethod
+    def of(cls, told: object) -> Tls | None:
+        """By what a configuration, a state file or a command line says as `tls_*`; None: plaintext."""
+        made = cls(*(getattr(told, f"tls_{field.name}") or None for field in fields(cls)))
+        return made if made != cls() else None
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """For channels to TLS servers, with the files as they are now."""

@@ -45,7 +45,7 @@ PARTS: Mapping[int, tuple[str, int]] = {
     9: ("traceparent", KIB),
     10: ("constraint", MAX_FORM),
 }
-_PROMPT = (2, 3)
+_PROMPT = {number: PARTS[number] for number in (2, 3)}
 _BESIDE, _PER_TOKEN = 256 * KIB, 64  # bytes: of all that is no prompt; of a prompt's token, in ids or text, at most
 _GENERATE = "/Generate"
 _VARINT, _BYTES = 0, 2  # wire types
@@ -66,23 +66,14 @@ def check_size(method: str, data: bytes, prompt: int = MAX_REQUEST) -> None:
     if most is not None and len(data) > most:
         raise InvalidRequest("request", f"{len(data)} bytes, at most {most} are allowed")
     if method.endswith(_GENERATE):
-        _check_parts(data, prompt)
-
-
-def _check_parts(data: bytes, prompt: int) -> None:
-    for count, part in enumerate(_parts(memoryview(data)), 1):
-        if count > MOST_PARTS:
-            raise InvalidRequest("request", f"more than {MOST_PARTS} parts")
-        name, most = PARTS.get(part.number, ("request", KIB))
-        if part.number in _PROMPT:
-            most = min(most, prompt)
-        if part.size > most:
-            raise InvalidRequest(name, f"{part.size} bytes, at most {most} are allowed")
+        parts = {**PARTS, **{number: (name, min(most, prompt)) for number, (name, most) in _PROMPT.items()}}
+        if (why := _trimmed(memoryview(data), Bounds(parts))[1]) is not None:
+            raise why
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of a command. parts: a name for the error and bytes, by field number; inner: parts that are looked into."""
+    """Of a message. parts: a name for the error and bytes, by field number; inner: parts that are looked into."""
 
     parts: Mapping[int, tuple[str, int]]
     most: int = MOST_PARTS  # parts, repeated ones each
@@ -122,7 +113,7 @@ def _trimmed(data: memoryview, bounds: Bounds) -> tuple[list[memoryview | bytes]
     kept: list[tuple[int, memoryview | bytes]] = []  # by field number
     why: InvalidRequest | None = None
     for count, part in enumerate(_parts(data), 1):
-        name, most = bounds.parts.get(part.number, ("command", KIB))
+        name, most = bounds.parts.get(part.number, ("message", KIB))
         inner = bounds.inner.get(part.number)
         if count > bounds.most:  # too many of a kind: none of that kind is kept
             kept = [(number, piece) for number, piece in kept if number != part.number]

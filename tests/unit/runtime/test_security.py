@@ -95,6 +95,11 @@ def test_a_client_brings_its_tenant(files: dict[str, str]) -> None:
     assert _ask(access, GENERATE, OURS) == "in:"
 
 
+def test_a_name_in_certificates_without_any_is_no_plaintext() -> None:
+    with pytest.raises(ConfigError, match="tls_cert, tls_key: a listener cannot do TLS without them"):
+        Security.of(ListenConfig(tls_server_name="cell"))
+
+
 def test_without_an_operators_token_the_workers_is_theirs(files: dict[str, str]) -> None:
     access = Security.of(ListenConfig(token_file=files["token_file"])).access
     assert _ask(access, ANNOUNCE, WORKER) == "in:"
