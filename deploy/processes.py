@@ -1,23 +1,23 @@
 """A cell without Ray: `dspark serve` as child processes with static endpoints.
 
-For one machine, for tests and for measurements. Nothing is supervised: what is killed stays dead until `restart`.
+For one machine, for tests and for measurements. Nothing is supervised: what is killed stays dead.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 from deploy.head import free_ports
 from deploy.topology import ProcessRole, homes, threads_of
@@ -133,23 +133,6 @@ class ProcessCell:
         self._await_ready(child)
         return child
 
-    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Sends a signal to one process; after SIGKILL it is gone on return."""
-        child = self.children[name]
-        child.process.send_signal(number)
-        if number is signal.SIGKILL:
-            child.process.wait(STOP_GRACE_S)
-
-    def restart(self, name: str) -> Child:
-        """Starts a dead process again at its old endpoint."""
-        dead = self.children[name]
-        if dead.process.stdout:
-            dead.process.stdout.close()
-        command = [word for word in dead.command if not word.startswith("--bind=")]
-        child = self._spawn(name, [*command, f"--bind={dead.endpoint}"])
-        self._await_ready(child)
-        return child
-
     def stop(self) -> None:
         """Ends everything, the coordinator first."""
         order = sorted(self.children.values(), key=lambda child: not child.name.startswith("coordinator/"))
@@ -198,7 +181,12 @@ class ProcessCell:
 
     def _await_ready(self, child: Child) -> None:
         assert child.process.stdout is not None
-        line = _read_line(child.process.stdout, START_TIMEOUT_S)
+        late = threading.Timer(START_TIMEOUT_S, child.process.kill)
+        late.start()
+        try:
+            line = child.process.stdout.readline()
+        finally:
+            late.cancel()
         if not line:
             child.process.poll()
             said = child.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -234,18 +222,3 @@ def _option(key: str, value: object) -> str:
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
     return f"--{name}={value}"
-
-
-def _read_line(pipe: IO[bytes], timeout_s: float) -> bytes:
-    """One line, or what came until the pipe closed or the time ran out."""
-    deadline = time.monotonic() + timeout_s
-    line = b""
-    while not line.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([pipe], [], [], left)[0]:
-            return b""
-        byte = os.read(pipe.fileno(), 1)
-        if not byte:
-            return b""
-        line += byte
-    return line

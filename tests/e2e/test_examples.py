@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,12 +12,12 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+from faults.processes import FaultCell
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from deploy.processes import ProcessCell
 from dspark.client.cell import Cell, write_cell
 from tests.waiting import wait_until
 
@@ -26,18 +25,17 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCell]:
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultCell]:
     folder = tmp_path_factory.mktemp("cell")
     door = {"http": "127.0.0.1:0", "journal": folder / "journal"}
-    verify = {"measure_cost": False}
     pair = ROOT / "tests" / "data" / "pair"
     target, drafter = pair / "target", pair / "drafter"
-    with ProcessCell(target, drafter, coordinator=door, verify=verify, draft=verify, folder=folder) as running:
+    with FaultCell(target, drafter, coordinator=door, folder=folder) as running:
         yield running
 
 
 @pytest.fixture
-def home(cell: ProcessCell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def home(cell: FaultCell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A state folder that names the cell, as `dspark up` leaves one."""
     monkeypatch.setenv("DSPARK_HOME", str(tmp_path))
     write_cell(
@@ -79,14 +77,14 @@ def test_many_are_asked_at_once(home: Path) -> None:
     assert run("many_at_once.py").count("---") == 3
 
 
-def ended(cell: ProcessCell, outcome: str) -> float:
+def ended(cell: FaultCell, outcome: str) -> float:
     """Answers so far that ended so."""
     text = httpx.get(f"{cell.http}/metrics").raise_for_status().text
     found = re.search(rf'^dspark_requests_total{{[^}}]*outcome="{outcome}"[^}}]*}} (.+)$', text, re.MULTILINE)
     return float(found[1]) if found else 0.0
 
 
-def test_every_way_to_cancel_frees_what_was_held(cell: ProcessCell, home: Path) -> None:
+def test_every_way_to_cancel_frees_what_was_held(cell: FaultCell, home: Path) -> None:
     before = {outcome: ended(cell, outcome) for outcome in ("cancelled", "expired", "abort")}
     said = run("cancel.py")
     assert "left the loop" in said
@@ -103,14 +101,14 @@ def test_every_way_to_cancel_frees_what_was_held(cell: ProcessCell, home: Path) 
     }
 
 
-def test_an_answer_goes_on_behind_a_lost_coordinator(cell: ProcessCell, home: Path) -> None:
+def test_an_answer_goes_on_behind_a_lost_coordinator(cell: FaultCell, home: Path) -> None:
     whole = run("resume.py", "300")
     assert "[300 tokens, resumed 0 times]" in whole
     with start("resume.py", "300") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         begun = process.stdout.read(40)  # more of it waits in the pipe's buffer, where `communicate` would lose it
-        cell.kill("coordinator/0", signal.SIGKILL)
+        cell.kill("coordinator/0")
         cell.restart("coordinator/0")
         rest, complained = process.stdout.read(), process.stderr.read()
         assert process.wait(120) == 0, complained
@@ -118,7 +116,7 @@ def test_an_answer_goes_on_behind_a_lost_coordinator(cell: ProcessCell, home: Pa
     assert (begun + rest).rpartition("[")[0] == whole.rpartition("[")[0]
 
 
-def test_reflection_tells_enough_to_call_without_protos(cell: ProcessCell) -> None:
+def test_reflection_tells_enough_to_call_without_protos(cell: FaultCell) -> None:
     with grpc.insecure_channel(cell.endpoint) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         assert {"dspark.wire.v1.Generation", "grpc.health.v1.Health"} <= set(database.get_services())

@@ -56,6 +56,13 @@ class FaultCell(ProcessCell):
         if between == "kernel":
             namespaces.bridge()
 
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Sends a signal to one process; after SIGKILL it is gone on return."""
+        process = self.children[name].process
+        process.send_signal(number)
+        if number is signal.SIGKILL:
+            process.wait(EXIT_S)
+
     def freeze(self, name: str) -> None:
         """SIGSTOP: it keeps its connections and does nothing."""
         self.kill(name, signal.SIGSTOP)
@@ -141,10 +148,14 @@ class FaultCell(ProcessCell):
 
     def restart(self, name: str) -> Child:
         """Starts a dead process again at its old endpoint, with another incarnation."""
-        own = self._own.get(name)
-        if own is not None:  # behind its proxy, which stays
-            self.children[name].endpoint = own
-        return super().restart(name)
+        dead = self.children[name]
+        if dead.process.stdout:
+            dead.process.stdout.close()
+        command = [word for word in dead.command if not word.startswith("--bind=")]
+        own = self._own.get(name, dead.endpoint)  # a proxy before it stays where it is
+        child = self._spawn(name, [*command, f"--bind={own}"])
+        self._await_ready(child)
+        return child
 
 
 def _rounds_port(endpoint: str) -> int:
