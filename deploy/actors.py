@@ -1,4 +1,4 @@
-"""What runs inside a Ray actor: a thin shell around one room's process. Plain classes; `cluster.py` makes them actors.
+"""What runs inside a Ray actor: a thin shell around one room's process. A plain class; `cluster.py` makes it an actor.
 
 The room keeps its own gRPC server; no request ever passes through the shell. Plain values in, plain values out.
 """
@@ -14,17 +14,27 @@ from deploy.service_registry import start_room
 from deploy.topology import ProcessRole
 from dspark.errors import ConfigError, DsparkError
 from dspark.runtime.identity import DEFAULT_CELL, put_token, state_dir
-from dspark.runtime.process import Process
+from dspark.runtime.shell import ShellProcess
 from dspark.runtime.telemetry import configure_logging
 
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
 
-class RoomShell:
-    """Hosts one process of the cell."""
+class DsparkProcess:
+    """Hosts one process of the cell. title: who it is, for Ray's tools."""
 
-    def __init__(self) -> None:
-        self._process: Process | None = None
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._process: ShellProcess | None = None
+
+    def __repr__(self) -> str:
+        return self._title
+
+    async def here(self) -> tuple[str, str]:
+        """Id and address of its node; answers as soon as Ray has placed the actor."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id()), str(ray.util.get_node_ip_address())
 
     async def start(
         self, role: str, settings: Mapping[str, Any], *, name: str, secrets: Mapping[str, str], node_ip: str
@@ -52,7 +62,7 @@ class RoomShell:
 
     def _described(self) -> dict[str, Any]:
         assert self._process is not None
-        scheme, _, at = (getattr(self._process, "http_url", None) or "").partition("://")
+        scheme, _, at = (self._process.http_url or "").partition("://")
         return {
             "endpoint": self._reachable(self._process.endpoint),
             "incarnation": self._process.incarnation,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from deploy.ray_environment import joined
-from deploy.topology import ProcessRole
+from deploy.topology import WORKERS
 from dspark.client import Client, find_cell
 from dspark.client.cell import Cell
 from dspark.errors import ConfigError, DsparkError, Unavailable
@@ -18,7 +18,6 @@ POLL_S = 0.25
 REMIND_EVERY_S = 10.0
 GIVE_UP_AFTER_FAILURES = 3  # of one replica, none of them fatal
 TIMEOUT_S = 600.0
-WORKERS = (f"{ProcessRole.VERIFY}/", f"{ProcessRole.DRAFT}/")
 
 
 def _until_nothing(pending: Callable[[], str], late: str, deadline: float, say: Say) -> None:
@@ -75,9 +74,7 @@ def await_lanes(cell: Cell, verifiers: int, drafters: int, deadline: float, say:
         if connected == verifiers + drafters and len(reply.lanes) == verifiers and len(fed) == drafters:
             return ""
         waiting = ", ".join(
-            f"{process.name} is {process.state}" + (f" ({process.detail})" if process.detail else "")
-            for process in reply.processes
-            if process.state != "serving"
+            f"{process.name} is {process.condition}" for process in reply.processes if process.state != "serving"
         )
         return waiting or f"{len(reply.lanes)} of {verifiers} lanes, {len(fed)} of {drafters} drafters feed"
 

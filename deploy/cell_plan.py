@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from coordinator.config import http_missing
+from coordinator.requests.validation import parse_rule
 from deploy import ray_environment
 from deploy.autoscale import AutoscaleConfig
-from deploy.config import NO_DRAFTER, TLS_FILES, ClusterConfig
+from deploy.config import NO_DRAFTER, ClusterConfig
 from deploy.head import free_ports
 from deploy.service_registry import check_room, load_settings
 from deploy.topology import ProcessRole, Topology, desired, homes, sizes_of, threads_of
+from dspark import shipped
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.config import load_config
@@ -21,42 +24,35 @@ from dspark.runtime.process import usable
 from dspark.runtime.security import check_listeners, is_loopback, split_endpoint
 from dspark.synthetic.spec import load_spec
 from dspark.targets import is_imported
-from dspark.types import Rule
 
+FILES = ("synthetic", "tls_cert", "tls_key", "tls_ca")
 # What every process is told as the cell is, where it has such a setting.
 HANDED_ON = (
-    *("target", "drafter", "engine", "synthetic", "device", "policy", "rule", "cell", "insecure"),
-    *(*TLS_FILES, "tls_server_name", "tls_require_client_cert"),
+    *("target", "drafter", "engine", "device", "policy", "rule", "cell", "insecure"),
+    *(*FILES, "tls_server_name", "tls_require_client_cert"),
 )
-Pair = Callable[[str | None, str | None], Mapping[str, str | None]]
 
 
-def read_config(
-    *, file: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, object], pair: Pair
-) -> ClusterConfig:
-    """The cell that is asked for. `pair` completes target and drafter where nothing names them."""
+def read_config(*, file: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> ClusterConfig:
+    """The cell that is asked for; where nothing names a pair, of the shipped one."""
     given = load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags=flags)
-    _check_words("cluster", given.policy, given.rule)
-    if given.address is None and (joined := ray_environment.job_address(environ)):
-        flags = {**flags, "address": joined}
-        given = replace(given, address=joined)
+    _check_words(given)
     # Processes may run in another folder: what is a file or a folder here gets its full path.
-    full: dict[str, object] = {
-        key: str(Path(path).expanduser().resolve()) for key in TLS_FILES if (path := getattr(given, key))
+    full: dict[str, Any] = {
+        key: str(Path(path).expanduser().resolve()) for key in FILES if (path := getattr(given, key))
     }
+    given = replace(given, address=given.address or ray_environment.job_address(environ), **full)
     if given.synthetic:
-        path = Path(given.synthetic).expanduser().resolve()
-        load_spec(path)  # what is wrong with it is said before anything starts
-        return replace(given, synthetic=str(path), **full)  # type: ignore[arg-type]
-    models = pair(given.target or None, given.drafter or None)
+        load_spec(given.synthetic)  # what is wrong with it is said before anything starts
+        return given
+    models = shipped.pair(given.target or None, given.drafter or None)
     for name, model in models.items():
         if not model:
             raise ConfigError(f"cluster.{name}: required; say --{name} PATH_OR_ID")
         if (name, model) != ("drafter", NO_DRAFTER):
             _check_model(name, model)
-    full |= {name: _full_path(model) if model else model for name, model in models.items()}
-    config = load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags={**flags, **full})
-    return replace(config, drafters=0) if config.drafter == NO_DRAFTER else config
+    full = {name: _full_path(str(model)) for name, model in models.items()}
+    return replace(given, **full, drafters=0 if full["drafter"] == NO_DRAFTER else given.drafters)
 
 
 def plan_topology(
@@ -126,15 +122,15 @@ def http_bind(wanted: str | None) -> str | None:
     return f"{wanted.rpartition(':')[0]}:{port or free_ports(1)[0]}"
 
 
-def _check_words(section: str, policy: str | None, rule: str | None) -> None:
+def _check_words(config: ClusterConfig) -> None:
     """Of the plan that requests get by default."""
-    if rule is not None and rule.upper() not in Rule.__members__:
-        raise ConfigError(f"{section}.rule: {rule!r} is none of {', '.join(Rule.__members__).lower()}")
-    if policy is not None:
-        try:
-            parse_policy(policy, field=f"{section}.policy")
-        except InvalidRequest as error:
-            raise ConfigError(str(error)) from error
+    try:
+        if config.policy is not None:
+            parse_policy(config.policy, field="cluster.policy")
+        if config.rule is not None:
+            parse_rule(config.rule, field="cluster.rule")
+    except InvalidRequest as error:
+        raise ConfigError(str(error)) from error
 
 
 def _check_model(name: str, model: str) -> None:

@@ -22,8 +22,9 @@ import ray
 import structlog
 from ray.experimental import internal_kv
 
-from deploy.actors import RoomShell
+from deploy.actors import DsparkProcess
 from deploy.autoscale import AutoscaleConfig
+from deploy.config import ClusterConfig
 from deploy.controller import Controller
 from deploy.fleet import NobodyListens, NothingStarted, Pending, StartedProcess, StartFailed
 from deploy.probe import ControlAnnouncer
@@ -81,7 +82,7 @@ def connect(address: str, *, local: bool) -> None:
 
 def _check_reachable(address: str) -> None:
     """Ray tries a dead address for minutes; a look at the port takes seconds."""
-    host, port = split_endpoint(address)
+    host, port = split_endpoint(address, "address")
     try:
         socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
     except ConnectionRefusedError as error:
@@ -96,28 +97,6 @@ def disconnect() -> None:
     ray.shutdown()
 
 
-class DsparkProcess(RoomShell):
-    """A room's shell that knows its node, and who it is: Ray's tools show both."""
-
-    def __init__(self, title: str) -> None:
-        super().__init__()
-        self._title = title
-
-    def __repr__(self) -> str:
-        return self._title
-
-    async def here(self) -> str:
-        """Id of its node; answers as soon as Ray has placed the actor."""
-        return str(ray.get_runtime_context().get_node_id())
-
-    async def start_here(
-        self, role: str, settings: Mapping[str, Any], *, name: str, secrets: Mapping[str, str]
-    ) -> dict[str, Any]:
-        """Starts the room; others reach it by this node's address."""
-        node_ip = str(ray.util.get_node_ip_address())
-        return await self.start(role, settings, name=name, secrets=secrets, node_ip=node_ip)
-
-
 @dataclass
 class _Actor:
     """One process. node: its id, once it has its place."""
@@ -130,9 +109,9 @@ class _Actor:
 class RayFleet:
     """Processes of a cell as detached actors of this cluster."""
 
-    def __init__(self, topology: Topology, secrets: Mapping[str, str], conduct: Supervision) -> None:
-        self._cell, self._templates, self._secrets = conduct.cell, topology.templates, dict(secrets)
-        self._timeout_s, self._place_s = conduct.start_timeout_s, conduct.place_timeout_s
+    def __init__(self, topology: Topology, secrets: Mapping[str, str], config: ClusterConfig) -> None:
+        self._cell, self._templates, self._secrets = config.cell, topology.templates, dict(secrets)
+        self._timeout_s, self._place_s = config.start_timeout_s, config.place_timeout_s
         self._actors: dict[str, _Actor] = {}  # by the replica's name
         self._pending: dict[str, Pending] = {}
 
@@ -144,7 +123,7 @@ class RayFleet:
             node = described = None
             try:
                 handle = ray.get_actor(actor)
-                node = await asyncio.wait_for(_awaitable(handle.here.remote()), 5.0)
+                node, _ = await asyncio.wait_for(_awaitable(handle.here.remote()), 5.0)
                 described = await asyncio.wait_for(_awaitable(handle.describe.remote()), 5.0)
             except (ValueError, TimeoutError, ray.exceptions.RayError):
                 described = None
@@ -178,10 +157,9 @@ class RayFleet:
         actor = self._actors[replica.name] = _Actor(handle, replica)
         deadline = time.monotonic() + self._timeout_s
         try:
-            actor.node = await self._await_place(handle, replica, deadline)
-            call = handle.start_here.remote(
-                str(replica.role), dict(replica.settings), name=replica.name, secrets=self._secrets
-            )
+            actor.node, node_ip = await self._await_place(handle, replica, deadline)
+            told = {"name": replica.name, "secrets": self._secrets, "node_ip": node_ip}
+            call = handle.start.remote(str(replica.role), dict(replica.settings), **told)
             reply = await asyncio.wait_for(_awaitable(call), max(1.0, deadline - time.monotonic()))
         except TimeoutError:
             waited = self.pending(replica.name).why or "it was still loading"
@@ -210,14 +188,16 @@ class RayFleet:
         """Why Ray has not placed it."""
         return self._pending.get(name, Pending())
 
-    async def _await_place(self, handle: Any, replica: Replica, deadline: float) -> str:
-        """Ray never refuses what no node can hold, it waits; so say what it waits for. Returns the node's id."""
+    async def _await_place(self, handle: Any, replica: Replica, deadline: float) -> tuple[str, str]:
+        """Ray never refuses what no node can hold, it waits; so say what it waits for. Returns the node's id and
+        address."""
         placed = asyncio.ensure_future(_awaitable(handle.here.remote()))
         short_since: float | None = None
         while True:
             done, _ = await asyncio.wait({placed}, timeout=LOOK_S)
             if done:
-                return str(await placed)
+                node: tuple[str, str] = await placed
+                return node
             now = time.monotonic()
             if now > deadline:
                 placed.cancel()
@@ -248,33 +228,22 @@ def _why_pending(replica: Replica) -> str:
     return "waiting for Ray to start a worker process"
 
 
-@dataclass(frozen=True)
-class Supervision:
-    """How a controller keeps its cell, and the cell's name. Times in seconds."""
-
-    cell: str
-    start_timeout_s: float
-    place_timeout_s: float
-    drain_s: float
-    autoscale: AutoscaleConfig
-
-
 class DsparkController:
     """The controller as an actor."""
 
-    def __init__(self, topology: Topology, secrets: Mapping[str, str], tls: Tls | None, conduct: Supervision) -> None:
+    def __init__(
+        self, topology: Topology, secrets: Mapping[str, str], config: ClusterConfig, autoscale: AutoscaleConfig
+    ) -> None:
         configure_logging(role="controller", name=CONTROLLER, fmt="json")
-        self._cell = conduct.cell
-        fleet = RayFleet(topology, secrets, conduct)
+        self._cell, tls = config.cell, Tls.of(config)
         said = internal_kv._internal_kv_get(_autoscale(self._cell), namespace=NAMESPACE)
-        autoscale = conduct.autoscale if said is None else replace(conduct.autoscale, enabled=said == b"on")
         self._controller = Controller(
             topology,
-            fleet,
+            RayFleet(topology, secrets, config),
             ControlAnnouncer(secrets.get("operator_token_file"), tls),
             tls=tls,
-            drain_s=conduct.drain_s,
-            autoscale=autoscale,
+            drain_s=config.drain_s,
+            autoscale=autoscale if said is None else replace(autoscale, enabled=said == b"on"),
         )
         # Started here, so that a controller that Ray restarted takes up its work without being asked.
         self._loop = asyncio.get_event_loop().create_task(self._controller.run())
@@ -309,18 +278,20 @@ class DsparkController:
         self._loop.cancel()
 
 
-def start_controller(topology: Topology, *, secrets: Mapping[str, str], tls: Tls | None, conduct: Supervision) -> None:
+def start_controller(
+    topology: Topology, secrets: Mapping[str, str], config: ClusterConfig, autoscale: AutoscaleConfig
+) -> None:
     """Creates the controller; a cell that is already there is refused."""
-    if controller(conduct.cell) is not None:
+    if controller(config.cell) is not None:
         raise NothingStarted(
-            f"this Ray cluster already runs a cell named {conduct.cell!r}; whoever brought it up must take it down, "
+            f"this Ray cluster already runs a cell named {config.cell!r}; whoever brought it up must take it down, "
             "and another one beside it needs another name (--cell)"
         )
-    internal_kv._internal_kv_del(_autoscale(conduct.cell), namespace=NAMESPACE)  # an earlier cell's
+    internal_kv._internal_kv_del(_autoscale(config.cell), namespace=NAMESPACE)  # an earlier cell's
     handle = (
         ray.remote(DsparkController)
-        .options(name=_controller(conduct.cell), namespace=NAMESPACE, lifetime="detached", num_cpus=0, max_restarts=-1)
-        .remote(topology, dict(secrets), tls, conduct)
+        .options(name=_controller(config.cell), namespace=NAMESPACE, lifetime="detached", num_cpus=0, max_restarts=-1)
+        .remote(topology, dict(secrets), config, autoscale)
     )
     _get(handle.report.remote(), LOCAL_JOIN_S, "the controller did not start")
 

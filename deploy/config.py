@@ -10,12 +10,10 @@ from dspark.runtime.identity import DEFAULT_CELL
 from dspark.runtime.listen_config import ENGINES
 from dspark.runtime.security import split_endpoint
 from dspark.runtime.setting import check_settings, setting
-from dspark.runtime.tls import Tls
 
 MOST = 4096  # processes of a pool
 NO_DRAFTER = "none"  # in place of a drafter's name: plain decoding
 NAME = re.compile("[a-z0-9][a-z0-9-]{0,31}")  # of a cell
-TLS_FILES = ("tls_cert", "tls_key", "tls_ca")
 
 
 @dataclass(frozen=True)
@@ -100,15 +98,11 @@ class ClusterConfig:
             label, _, value = (getattr(self, key) or "any=any").partition("=")
             if not label or not value:
                 raise ConfigError(f"cluster.{key}: {getattr(self, key)!r} is not key=value")
-        if self.address is not None and (":" not in self.address or "//" in self.address):
-            raise ConfigError(f"cluster.address: {self.address!r} is not host:port of a Ray cluster's GCS")
+        if self.address is not None:
+            if "//" in self.address:
+                raise ConfigError(f"cluster.address: {self.address!r} is not host:port of a Ray cluster's GCS")
+            split_endpoint(self.address, "cluster.address")
         if len({bool(path) for path in (self.tls_cert, self.tls_key, self.tls_ca)}) > 1:
             raise ConfigError("cluster.tls_cert, cluster.tls_key, cluster.tls_ca: all three or none")
         if self.http is not None:
             split_endpoint(self.http, "cluster.http")
-
-    def tls(self) -> Tls | None:
-        """How processes of the cell call each other."""
-        if self.tls_ca is None:
-            return None
-        return Tls(self.tls_cert, self.tls_key, self.tls_ca, self.tls_server_name)

@@ -18,12 +18,12 @@ import structlog
 
 from deploy import reconcile
 from deploy.autoscale import AutoscaleConfig, Autoscaler
-from deploy.fleet import Announcer, Fleet, Pending, StartedProcess, StartFailed
-from deploy.load_report import LoadSample, LoadWindow
-from deploy.probe import Probe
+from deploy.fleet import Fleet, Pending, StartedProcess, StartFailed
+from deploy.load_report import LoadWindow
+from deploy.probe import ControlAnnouncer, Probe
 from deploy.reconcile import Observed, Phase
 from deploy.service_registry import ROOMS
-from deploy.topology import ProcessRole, Replica, Topology, adopted, resized
+from deploy.topology import POOLS, WORKERS, ProcessRole, Replica, Topology, adopted, resized
 from dspark.errors import ConfigError, DsparkError
 from dspark.runtime.tls import Tls
 
@@ -34,8 +34,6 @@ ANNOUNCE_EVERY_S = 5.0
 MISSES = 2  # refused connections in a row that mean death
 HUNG_AFTER_S = 20.0  # silence, with the connection open, that means death
 DRAIN_S = 30.0  # how long a worker that leaves may finish what it has
-POOLS = (ProcessRole.VERIFY, ProcessRole.DRAFT)
-WORKERS = tuple(f"{role}/" for role in POOLS)
 END_GRACE_S = 5.0  # for a worker that nobody needs any more
 _UNSEEN = Observed(Phase.DOWN, 0.0)
 
@@ -47,7 +45,7 @@ class Controller:
         self,
         topology: Topology,
         fleet: Fleet,
-        announcer: Announcer,
+        announcer: ControlAnnouncer,
         *,
         tls: Tls | None = None,
         drain_s: float = DRAIN_S,
@@ -72,7 +70,6 @@ class Controller:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._fronts: dict[str, tuple[str, str]] = {}  # of front ends: (coordinator, own endpoint)
         self._announced: tuple[float, object] = (float("-inf"), None)
-        self._connected = 0
         self._closing = False
 
     async def run(self) -> None:
@@ -150,11 +147,9 @@ class Controller:
                     "unplaced": pending.unplaced,
                     "fatal": seen.fatal,
                     "failures": seen.failures,
-                    "starts": seen.starts,
                     "endpoint": started.endpoint if started else "",
                     "http": started.http if started else "",
                     "pid": started.pid if started else 0,
-                    "connected": self._connected,
                     "leaving": sorted(set(self._running) - self._topology.names),
                 }
             )
@@ -294,13 +289,13 @@ class Controller:
         if content == told and not draining and now - told_at < ANNOUNCE_EVERY_S:
             return
         try:
-            said = await self._announcer.announce(coordinator, workers, draining)
+            unneeded = await self._announcer.announce(coordinator, workers, draining)
         except DsparkError as error:
             log.warning("announce.failed", reason=str(error))
             return  # the next tick tries again
-        self._announced, self._connected = (now, content), said.connected
+        self._announced = (now, content)
         async with self._said:
-            self._unneeded = frozenset(said.idle)
+            self._unneeded = unneeded
             self._said.notify_all()
 
     async def _follow_load(self) -> None:
@@ -311,7 +306,7 @@ class Controller:
             return
         self._looked = now
         try:
-            self._window.add(LoadSample(now, await self._announcer.status(coordinator)))
+            self._window.add(now, await self._announcer.status(coordinator))
         except DsparkError as error:
             log.warning("autoscale.no_status", reason=str(error))
             return

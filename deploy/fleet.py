@@ -1,13 +1,12 @@
-"""What a controller needs of whoever runs processes and of the coordinator it tells of them. Knows no Ray."""
+"""What a controller needs of whoever runs processes. Knows no Ray."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from deploy.topology import ProcessRole, Replica
-from dspark.client import CellStatus
+from deploy.topology import Replica
 from dspark.errors import DsparkError
 
 
@@ -60,23 +59,3 @@ class Fleet(Protocol):
 
     def pending(self, name: str) -> Pending:
         """Why a launch is still waiting."""
-
-
-@dataclass(frozen=True)
-class Announced:
-    """connected: workers it is connected to. idle: draining ones that no sequence needs any more."""
-
-    connected: int
-    idle: tuple[str, ...] = ()
-
-
-class Announcer(Protocol):
-    """Tells a coordinator who is there."""
-
-    async def announce(
-        self, coordinator: StartedProcess, workers: Mapping[str, tuple[ProcessRole, StartedProcess]], draining: Set[str]
-    ) -> Announced:
-        """Replaces its set of workers; those that drain get nothing new."""
-
-    async def status(self, coordinator: StartedProcess) -> CellStatus:
-        """The whole cell as it sees it."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.topology import ProcessRole
+from deploy.topology import POOLS, ProcessRole
 from dspark.errors import DsparkError
 from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, text_keys
 from dspark.targets import folder_of, is_imported
@@ -25,7 +25,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 def of(role: ProcessRole, settings: Mapping[str, Any]) -> int:
     """Bytes of main memory of one process that computes on a processor, or on a card that its settings name."""
-    if role not in (ProcessRole.VERIFY, ProcessRole.DRAFT) or settings.get("engine") == "synthetic":
+    if role not in POOLS or settings.get("engine") == "synthetic":
         return LIGHT
     if str(settings.get("device")).startswith("cuda"):
         return ON_CARD

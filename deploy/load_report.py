@@ -20,43 +20,37 @@ DRAFT_RPC = "dspark_draft_rpc_seconds"
 VERIFY_RPC = "dspark_verify_rpc_seconds"
 
 
-@dataclass(frozen=True)
-class LoadSample:
-    """One status of the cell and when it was taken (any monotonic clock, seconds)."""
-
-    at: float
-    status: CellStatus
-
-    def workers(self, role: str) -> list[ProcessStatus]:
-        return [process for process in self.status.processes if process.role == role]
-
-
 @dataclass
 class LoadWindow:
     """The looks of the last `seconds`, and what happened between the oldest and the newest."""
 
     seconds: float
-    _looks: deque[LoadSample] = field(default_factory=deque)
+    _looks: deque[tuple[float, CellStatus]] = field(default_factory=deque)
 
-    def add(self, look: LoadSample) -> None:
-        """Appends the newest look; forgets what is older than the window, but always keeps two."""
-        self._looks.append(look)
-        while len(self._looks) > 2 and self._looks[1].at <= look.at - self.seconds:
+    def add(self, at: float, status: CellStatus) -> None:
+        """The newest look and when it was taken, by any monotonic clock; forgets what is older than the window, but
+        always keeps two."""
+        self._looks.append((at, status))
+        while len(self._looks) > 2 and self._looks[1][0] <= at - self.seconds:
             self._looks.popleft()
 
     @property
-    def newest(self) -> LoadSample:
-        return self._looks[-1]
+    def newest(self) -> CellStatus:
+        return self._looks[-1][1]
+
+    @property
+    def oldest(self) -> CellStatus:
+        return self._looks[0][1]
 
     @property
     def span_s(self) -> float:
         """0 while there are not two looks."""
-        return self._looks[-1].at - self._looks[0].at if self._looks else 0.0
+        return self._looks[-1][0] - self._looks[0][0] if self._looks else 0.0
 
     def total(self, name: str) -> float:
         """Growth of a counter of the coordinator; all of it when the coordinator is new."""
-        now = self._looks[-1].status.totals.get(name, 0.0)
-        grown = now - self._looks[0].status.totals.get(name, 0.0)
+        now = self.newest.totals.get(name, 0.0)
+        grown = now - self.oldest.totals.get(name, 0.0)
         return grown if grown >= 0 else now
 
     def rate(self, name: str) -> float:
@@ -65,7 +59,7 @@ class LoadWindow:
 
     def percentile(self, name: str, share: float) -> float | None:
         """Of a latency, seconds; None when nothing was observed in the window."""
-        newest, oldest = (_distribution(look.status, name) for look in (self._looks[-1], self._looks[0]))
+        newest, oldest = (_distribution(look, name) for look in (self.newest, self.oldest))
         if newest is None:
             return None
         counts = list(newest.counts)
@@ -90,8 +84,8 @@ class LoadWindow:
 
     def reading(self) -> PoolReading:
         """What the autoscaler decides by."""
-        status = self.newest.status
-        verifiers = [each for each in self.newest.workers("verify") if each.state == "serving"]
+        status = self.newest
+        verifiers = [each for each in status.processes if each.role == "verify" and each.state == "serving"]
         total = sum(each.pages_total for each in verifiers)
         busy = self.busy("draft")
         return PoolReading(
@@ -107,12 +101,12 @@ class LoadWindow:
 
     def _pairs(self, role: str) -> list[tuple[ProcessStatus, ProcessStatus]]:
         """(now, before) of the workers that serve and were there, as the same process, in the oldest look."""
-        before = {(each.name, each.incarnation): each for each in self._looks[0].workers(role)}
+        before = {(each.name, each.incarnation): each for each in self.oldest.processes}
         pairs = []
-        for now in self._looks[-1].workers(role):
+        for now in self.newest.processes:
             earlier = before.get((now.name, now.incarnation))
             # A worker too busy to say what it holds says 0 for everything: that is no reading.
-            if now.state == "serving" and earlier is not None and now.pid and earlier.pid:
+            if now.role == role and now.state == "serving" and earlier is not None and now.pid and earlier.pid:
                 pairs.append((now, earlier))
         return pairs
 

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from deploy.fleet import Announced, StartedProcess
+from deploy.fleet import StartedProcess
 from deploy.topology import ProcessRole
 from dspark.client.errors import read_error
 from dspark.client.status import CellStatus, read_status
@@ -72,7 +72,7 @@ async def _refuses(endpoint: str) -> bool:
 
 
 class ControlAnnouncer:
-    """Announces over the coordinator's Control service, as an operator."""
+    """Tells a coordinator who is there, and hears how its cell is: an operator of its Control service."""
 
     def __init__(self, token: str | None, tls: Tls | None = None) -> None:
         self._metadata, self._tls = auth_metadata(token), tls
@@ -81,9 +81,9 @@ class ControlAnnouncer:
 
     async def announce(
         self, coordinator: StartedProcess, workers: Mapping[str, tuple[ProcessRole, StartedProcess]], draining: Set[str]
-    ) -> Announced:
-        """Replaces the coordinator's set of workers."""
-        stub = await self._stub(coordinator.endpoint)
+    ) -> frozenset[str]:
+        """Replaces its set of workers; those that drain get nothing new. Returns those of them that no sequence needs
+        any more."""
         message = control_pb2.AnnounceRequest(
             workers=[
                 control_pb2.WorkerEndpoint(
@@ -96,26 +96,21 @@ class ControlAnnouncer:
                 for name, (role, started) in sorted(workers.items())
             ]
         )
-        try:
-            reply = await stub.Announce(message, timeout=ANNOUNCE_TIMEOUT_S, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            raise read_error(error, coordinator.endpoint) from None
-        return Announced(int(reply.connected), tuple(reply.idle))
+        reply = await self._asked(coordinator.endpoint, "Announce", message, ANNOUNCE_TIMEOUT_S)
+        return frozenset(reply.idle)
 
     async def status(self, coordinator: StartedProcess) -> CellStatus:
-        """The whole cell as the coordinator sees it."""
-        stub = await self._stub(coordinator.endpoint)
-        try:
-            reply = await stub.GetStatus(
-                control_pb2.GetStatusRequest(), timeout=STATUS_TIMEOUT_S, metadata=self._metadata
-            )
-        except grpc.aio.AioRpcError as error:
-            raise read_error(error, coordinator.endpoint) from None
-        return read_status(reply)
+        """The whole cell as it sees it."""
+        message = control_pb2.GetStatusRequest()
+        return read_status(await self._asked(coordinator.endpoint, "GetStatus", message, STATUS_TIMEOUT_S))
 
-    async def _stub(self, endpoint: str) -> Any:
+    async def _asked(self, endpoint: str, method: str, message: Any, timeout_s: float) -> Any:
         if endpoint != self._endpoint or self._channel is None:
             if self._channel is not None:
                 await self._channel.close()
             self._channel, self._endpoint = open_channel(endpoint, tls=self._tls), endpoint
-        return control_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
+        stub = control_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
+        try:
+            return await getattr(stub, method)(message, timeout=timeout_s, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise read_error(error, endpoint) from None

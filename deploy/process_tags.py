@@ -6,6 +6,7 @@ process group a child was put into, and hits nobody else: no command that stops 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -52,7 +53,8 @@ def end_all(cell_id: str, leader: int, *, grace_s: float = 10.0) -> list[int]:
         return []
     _signal_group(leader, signal.SIGKILL)
     for pid in marked(cell_id):
-        _signal(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
     return _wait_gone(cell_id, leader, seen, 10.0)
 
 
@@ -65,7 +67,8 @@ def _wait_gone(cell_id: str, leader: int, seen: set[int], timeout_s: float) -> l
     deadline = time.monotonic() + timeout_s
     while True:
         if leader:
-            _reap(leader)
+            with contextlib.suppress(ChildProcessError):  # not a child of this process: its own parent collects it
+                os.waitpid(leader, os.WNOHANG)
         present = set(marked(cell_id))
         seen |= present
         left = sorted(pid for pid in seen | {leader} - {0} if is_alive(pid) and (pid in present or _ends(pid, leader)))
@@ -82,25 +85,8 @@ def _ends(pid: int, leader: int) -> bool:
         return False
 
 
-def _reap(pid: int) -> None:
-    """Collects the leader when it is a child of this process."""
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return
-
-
 def _signal_group(leader: int, number: signal.Signals) -> None:
     # A recycled id must not be hit: the leader of a session leads a group of its own id.
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         if leader and os.getpgid(leader) == leader:
             os.killpg(leader, number)
-    except (ProcessLookupError, PermissionError):
-        return
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        return

@@ -111,7 +111,7 @@ def check_guarded(address: str, *, insecure: bool) -> None:
     """Refuses a cluster that strangers can drive: one that does not ask and can be reached from elsewhere."""
     if insecure or (guarded := is_guarded(address)):
         return
-    host, _ = split_endpoint(address)
+    host, _ = split_endpoint(address, "address")
     if is_loopback(host):
         return
     if guarded is None:

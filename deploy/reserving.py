@@ -18,10 +18,9 @@ from typing import Any
 
 from deploy.config import ClusterConfig
 from deploy.footprint import ON_CARD
-from deploy.topology import ProcessRole, Replica, Topology
+from deploy.topology import POOLS, ProcessRole, Replica, Topology
 
 ROOM = 8  # threads that every node has room for
-WORKERS = (ProcessRole.VERIFY, ProcessRole.DRAFT)
 FULL = 0.9  # of a card that is shared: what models and caches may fill
 LEAST = 1e4  # Ray counts to four decimals
 VERIFIER_SHARE = 0.6  # of a card that is shared: above a half, so that no two verifiers meet on one
@@ -94,7 +93,7 @@ def _gpus(
 ) -> dict[ProcessRole, float]:
     said = {ProcessRole.VERIFY: config.verifier_gpus, ProcessRole.DRAFT: config.drafter_gpus}
     cards = int(_total(nodes, "GPU"))
-    wanting = {role for role in WORKERS if _wants_card(topology.templates[role].settings, cards)}
+    wanting = {role for role in POOLS if _wants_card(topology.templates[role].settings, cards)}
     share = dict.fromkeys(wanting, 1.0)
     drafters = most[ProcessRole.DRAFT] if ProcessRole.DRAFT in wanting else 0
     spare = cards - (most[ProcessRole.VERIFY] if ProcessRole.VERIFY in wanting else 0)

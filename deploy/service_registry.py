@@ -10,11 +10,14 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deploy.topology import ProcessRole
 from dspark.runtime.config import load_config
-from dspark.runtime.process import Process, keep_to
+from dspark.runtime.process import keep_to
+
+if TYPE_CHECKING:
+    from dspark.runtime.shell import ShellProcess
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,9 @@ def check_room(role: ProcessRole, settings: Mapping[str, Any]) -> None:
     importlib.import_module(f"{ROOMS[role].package}.process").check(config_class(role)(**settings))
 
 
-async def start_room(role: ProcessRole, settings: Mapping[str, Any], *, name: str) -> Process:
+async def start_room(role: ProcessRole, settings: Mapping[str, Any], *, name: str) -> ShellProcess:
     """Runs the room in this process, on the running event loop."""
     keep_to(settings.get("cpus") or "", f"{role}.cpus")  # first: threads inherit it
     process = importlib.import_module(f"{ROOMS[role].package}.process")
-    started: Process = await process.start(config_class(role)(**settings), name=name)
+    started: ShellProcess = await process.start(config_class(role)(**settings), name=name)
     return started

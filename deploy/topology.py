@@ -24,6 +24,10 @@ class ProcessRole(enum.StrEnum):
     FRONTEND = "frontend"
 
 
+POOLS = (ProcessRole.VERIFY, ProcessRole.DRAFT)
+WORKERS = tuple(f"{role}/" for role in POOLS)  # how names of workers begin
+
+
 @dataclass(frozen=True)
 class Replica:
     """One process that should exist.

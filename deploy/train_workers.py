@@ -16,7 +16,7 @@ from typing import Any
 from deploy.head import Head, start_head, stop_head
 from deploy.process_tags import new_cell_id
 from deploy.ray_environment import driving
-from dspark.errors import ConfigError, DsparkError
+from dspark.errors import DsparkError
 from dspark.runtime.identity import state_dir
 from dspark.training.record import Log
 from dspark.training.settings import Settings, from_json
@@ -31,8 +31,6 @@ FOLLOW_EVERY_S = 5.0
 
 def train_with_workers(settings: Settings, *, workers: int, gpus: bool, address: str | None, say: Say) -> Path:
     """Trains with `workers` workers on the Ray cluster at `address`, or on one of its own that ends with it."""
-    if workers < 1:
-        raise ConfigError(f"workers: {workers} is below 1")
     settings = _absolute(settings)
     with _cluster(address, say):
         from ray.train import FailureConfig, RunConfig, ScalingConfig

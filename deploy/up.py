@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +16,12 @@ from deploy.autoscale import AutoscaleConfig
 from deploy.awaiting import Say, await_lanes, await_replicas
 from deploy.cell_plan import largest, plan_topology, token_files, within
 from deploy.config import ClusterConfig
+from deploy.down import take_down
 from deploy.fleet import NothingStarted
-from deploy.head import Head, free_ports, start_head, stop_head
+from deploy.head import Head, free_ports, start_head
 from deploy.process_tags import new_cell_id
 from deploy.ray_environment import check_guarded, joined
-from deploy.reserving import Node, reserve
+from deploy.reserving import reserve
 from deploy.topology import ProcessRole, Topology
 from dspark.client import NoCell, find_cell
 from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cell
@@ -75,49 +76,41 @@ def bring_up(
     if "client_token_file" in secrets:
         say(f"clients from elsewhere need the token in {files['client_token_file']}")
     deadline = time.monotonic() + config.start_timeout_s
-    cell_id = new_cell_id()
-
-    def cell_on(head: Head | None) -> Cell:
-        return Cell(
-            endpoint=f"{_reachable(config.bind)}:{port}",
-            cell_id=cell_id,
-            token_file=str(files["operator_token_file"]),
-            ray_address=head.address if head else str(config.address),
-            ray_pid=head.pid if head else 0,
-            ray_dir=str(head.folder) if head else "",
-            target=config.target or f"synthetic {config.synthetic}",
-            drafter=config.drafter or "a synthetic drafter",
-            tls_ca=config.tls_ca or "",
-            tls_cert=config.tls_cert or "",
-            tls_key=config.tls_key or "",
-            tls_server_name=config.tls_server_name or "",
-            name=config.cell,
-            dashboard=head.dashboard if head else "",
-        )
+    cell = Cell(
+        endpoint=f"{_reachable(config.bind)}:{port}",
+        cell_id=new_cell_id(),
+        token_file=str(files["operator_token_file"]),
+        ray_address=config.address or "",
+        ray_pid=0,
+        ray_dir="",
+        target=config.target or f"synthetic {config.synthetic}",
+        drafter=config.drafter or "a synthetic drafter",
+        tls_ca=config.tls_ca or "",
+        tls_cert=config.tls_cert or "",
+        tls_key=config.tls_key or "",
+        tls_server_name=config.tls_server_name or "",
+        name=config.cell,
+    )
 
     def noted(head: Head) -> None:
-        write_cell(cell_on(head))  # from now on `dspark down` can clear up, whatever happens here
+        nonlocal cell
+        cell = replace(
+            cell, ray_address=head.address, ray_pid=head.pid, ray_dir=str(head.folder), dashboard=head.dashboard
+        )
+        write_cell(cell)  # from now on `dspark down` can clear up, whatever happens here
 
-    head: Head | None = None
-    if config.address is None:
-        say("ray: starting a local cluster")
-        try:
-            head = start_head(state_dir() / "ray_token", cell_id, os.environ, noted, dashboard=config.dashboard)
-        except BaseException:
-            remove_cell()
-            raise
-    cell = cell_on(head)
     try:
-        write_cell(cell)
-        return _serve(cell, topology, secrets, config, autoscale, head, deadline, say)
-    except NothingStarted:
-        if head is None:
+        if config.address is None:
+            say("ray: starting a local cluster")
+            start_head(state_dir() / "ray_token", cell.cell_id, os.environ, noted, dashboard=config.dashboard)
+        else:
+            write_cell(cell)
+        return _serve(cell, topology, secrets, config, autoscale, deadline, say)
+    except BaseException as error:
+        if config.address is not None and isinstance(error, NothingStarted):
             remove_cell()
         else:
-            _undo(cell, head, say)
-        raise
-    except BaseException:
-        _undo(cell, head, say)
+            _undo(say)
         raise
 
 
@@ -127,58 +120,41 @@ def _serve(
     secrets: Mapping[str, str],
     config: ClusterConfig,
     autoscale: AutoscaleConfig,
-    head: Head | None,
     deadline: float,
     say: Say,
 ) -> Cell:
     with joined(cell) as cluster:
-        say(f"ray: {'started' if head else 'joined'} at {cell.ray_address}")
+        say(f"ray: {'started' if cell.ray_pid else 'joined'} at {cell.ray_address}")
         check_guarded(cell.ray_address, insecure=config.insecure)
         if cell.dashboard:
             say(f"Ray's dashboard: {cell.dashboard} (it asks for the token in {state_dir() / 'ray_token'})")
-        topology = _reserved(topology, config, largest(config, autoscale), cluster.nodes(), say)
-        conduct = cluster.Supervision(
-            config.cell, config.start_timeout_s, config.place_timeout_s, config.drain_s, autoscale
-        )
-        cluster.start_controller(topology, secrets=secrets, tls=config.tls(), conduct=conduct)
+        memory = {role: footprint.of(role, template.settings) for role, template in topology.templates.items()}
+        most = largest(config, autoscale)
+        topology, warning = reserve(topology, config, cluster.nodes(), most=most, memory=memory)
+        if warning:
+            say(warning)
+        cluster.start_controller(topology, secrets, config, autoscale)
         rows = await_replicas(lambda: cluster.report(cell.name), deadline, say)
         served = next(row for row in rows if row["name"] == topology.coordinator.name)
         fronts = [row["endpoint"] for row in rows if row["name"].startswith(f"{ProcessRole.FRONTEND}/")]
         # The endpoint is another one where the coordinator runs on another node of the cluster.
-        cell = replace(cell, endpoint=served["endpoint"], http=served["http"] or "", frontends=",".join(fronts))
+        cell = replace(cell, endpoint=served["endpoint"], http=served["http"], frontends=",".join(fronts))
         write_cell(cell)
         if cell.http:
             say(f"OpenAI endpoint: {cell.http}/v1")
         if cell.frontends:
             say(f"clients: {cell.frontends}")
-        await_lanes(cell, topology.sizes[ProcessRole.VERIFY], topology.sizes[ProcessRole.DRAFT], deadline, say)
+        await_lanes(cell, config.verifiers, config.drafters, deadline, say)
     say(f"serving {cell.target} with {cell.drafter} at {cell.endpoint}")
     return cell
 
 
-def _reserved(
-    topology: Topology, config: ClusterConfig, most: Mapping[ProcessRole, int], nodes: Sequence[Node], say: Say
-) -> Topology:
-    """The cell with what Ray is to reserve for each process."""
-    memory = {role: footprint.of(role, template.settings) for role, template in topology.templates.items()}
-    topology, warning = reserve(topology, config, nodes, most=most, memory=memory)
-    if warning:
-        say(warning)
-    return topology
-
-
-def _undo(cell: Cell, head: Head | None, say: Say) -> None:
+def _undo(say: Say) -> None:
     say("taking down what was started")
-    if head is not None:
-        left = stop_head(head)
-        if left:
-            say(f"processes {left} would not end")
-            return  # the state file stays, so that `dspark down` can try again
-    else:
-        from deploy.down import close_remote
-
-        close_remote(cell, say)
-    remove_cell()
+    try:
+        take_down(say, 0.0)
+    except DsparkError as error:  # why it began is told behind this
+        say(str(error))
 
 
 def _refuse_second(say: Say) -> None:
@@ -190,8 +166,6 @@ def _refuse_second(say: Say) -> None:
         return
     if cell.ray_pid and not is_alive(cell.ray_pid):
         say(f"clearing the state of a cluster that is gone (process {cell.ray_pid} has ended)")
-        from deploy.down import take_down
-
         take_down(lambda _: None)
         return
     raise DsparkError(f"a cluster is already up at {cell.endpoint}; `dspark down` ends it")

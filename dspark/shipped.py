@@ -31,3 +31,10 @@ def drafter() -> Path:
         f"the drafter that ships with the project is not there ({', '.join(map(str, places()))}); "
         "say --target PATH_OR_ID --drafter PATH_OR_ID"
     )
+
+
+def pair(target: str | None, drafts: str | None) -> dict[str, str | None]:
+    """The pair to serve: what is given, else the shipped one, whose drafter goes with its target."""
+    if drafts is None and target in (None, TARGET):
+        return {"target": TARGET, "drafter": str(drafter())}
+    return {"target": target, "drafter": drafts}

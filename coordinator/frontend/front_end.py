@@ -110,12 +110,7 @@ class ClientsProcess(ShellProcess, Generic[C]):
 
     def __init__(self, shell: Shell, cell: C, front: FrontEnd) -> None:
         super().__init__(shell)
-        self.cell, self._front = cell, front
-
-    @property
-    def http_url(self) -> str | None:
-        """Of the HTTP front, if there is one."""
-        return self._front.http_url
+        self.cell, self._front, self.http_url = cell, front, front.http_url
 
     def _leave(self, grace_s: float) -> None:
         self.cell.draining = True

@@ -20,9 +20,9 @@ outside: time to first token, time per token, tokens a second per user and in al
 counts from the intended start of a request. Lists (--concurrency, --rate, --policy) make a sweep."""
 
 
-def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `bench`."""
-    parser = commands.add_parser("bench", parents=[shared], help="measure a server under load", description=DESCRIPTION)
+    parser = commands.add_parser("bench", help="measure a server under load", description=DESCRIPTION)
     server = parser.add_argument_group("server")
     add_endpoint(server)
     server.add_argument(

@@ -26,11 +26,10 @@ CA_DAYS = 3650
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `certificates`."""
     parser = commands.add_parser(
         "certificates",
-        parents=[shared],
         help="make an authority and certificates for TLS",
         description="Writes ca.crt, and a certificate and key for processes of the cell (node), operators, readers of "
         "metrics (monitor) and clients. Certificates name a role: dspark://ROLE/NAME. Run again, it renews them.",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dspark.cli import health
-from dspark.cli.options import add_asking, check_encoding, open_client, shown
+from dspark.cli.options import add_asking, check_encoding, open_client, positive, shown
 from dspark.errors import ConfigError, DsparkError
 
 if TYPE_CHECKING:
@@ -25,17 +25,16 @@ Message = dict[str, str]
 Render = Callable[[list[Message]], tuple[int, ...]]
 
 
-def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `chat`."""
     parser = commands.add_parser(
         "chat",
-        parents=[shared],
         help="talk with the target",
         description="Turn by turn, through the target's chat template. Ctrl-C interrupts an answer and keeps what was "
         "said; Ctrl-D ends. Where the context is full the oldest turns are left out.",
     )
     parser.add_argument("--system", metavar="TEXT", help="what the target is told before the first turn")
-    parser.add_argument("--max-tokens", type=int, default=ANSWER, metavar="N", help=f"longest answer ({ANSWER})")
+    parser.add_argument("--max-tokens", type=positive, default=ANSWER, metavar="N", help=f"longest answer ({ANSWER})")
     parser.add_argument(
         "--target", metavar="PATH_OR_ID", help="whose template and tokenizer are used (those of the served model)"
     )
@@ -75,8 +74,6 @@ def _interrupt() -> NoReturn:
 
 def _chat(args: argparse.Namespace) -> int:
     check_encoding("system", args.system)
-    if args.max_tokens < 1:
-        raise ConfigError(f"--max-tokens: {args.max_tokens} is no answer, at least 1 is wanted")
     if args.wait is not None:
         health.wait_for(args)
     with open_client(args) as client:

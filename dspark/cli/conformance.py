@@ -7,7 +7,6 @@ built are counted as skipped, by name; anything that is broken counts as failed.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import logging
@@ -58,11 +57,10 @@ class FileResult:
         self.problems.append(str(error) if isinstance(error, DsparkError) else f"{type(error).__name__}: {error}")
 
 
-def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `conformance`."""
     parser = commands.add_parser(
         "conformance",
-        parents=[shared],
         help="check a folder of reference checkpoints and outputs",
         description="Runs every case found in DIR, prints one line per case file, exits 1 if any failed.",
     )

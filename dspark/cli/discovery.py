@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 Groups = list[dict[str, Any]]
 
 
-def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `sd`."""
     parser = commands.add_parser(
         "sd",
-        parents=[shared],
         help="list where metrics are, for Prometheus",
         description="Prints targets for file_sd_configs; with --serve, answers http_sd_configs at /sd until Ctrl-C.",
     )
@@ -89,7 +88,7 @@ def serve(bind: str, ask: Callable[[], Groups]) -> ThreadingHTTPServer:
             """One line per scrape is nobody's news."""
 
     try:
-        server = ThreadingHTTPServer(split_endpoint(bind), Handler)
+        server = ThreadingHTTPServer(split_endpoint(bind, "serve"), Handler)
     except OSError as error:
         raise ConfigError(f"serve: cannot listen on {bind}: {error}") from error
     server.daemon_threads = True

@@ -21,8 +21,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dspark import shipped
 from dspark.cli import extras
-from dspark.cli.lifecycle import pair
 from dspark.cli.options import add_endpoint, open_client
 from dspark.errors import DsparkError
 
@@ -53,11 +53,10 @@ class Finding:
     mend: str = ""
 
 
-def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `doctor`."""
     parser = commands.add_parser(
         "doctor",
-        parents=[shared],
         help="check this machine, the pair and the cell; says how to mend what is wrong",
         description="Exit code 0: nothing is wrong; 1: something is. Changes nothing.",
     )
@@ -110,6 +109,8 @@ def _guarded(args: argparse.Namespace) -> Iterator[Finding]:
             said = f"not checked: that takes the module {module!r}, of the extra {extras.extra_of(module)}"
             yield Finding(name, Level.WARN, said, extras.how_to_install(module))
         except Exception as error:
+            if args.debug:
+                raise
             said = f"could not be checked: {type(error).__name__}: {error}"
             yield Finding(name, Level.WARN, said, "run again with --debug, or report it")
 
@@ -218,7 +219,7 @@ def models(target: str | None, drafter: str | None, revision: str | None, *, try
     from dspark.targets import folder_of, is_imported
 
     try:
-        chosen = pair(target, drafter)
+        chosen = shipped.pair(target, drafter)
     except DsparkError as error:
         yield Finding("pair", Level.FAIL, str(error), "name both")
         return
@@ -344,7 +345,7 @@ def cell(connect: Callable[[], Client]) -> Iterator[Finding]:
         return
     for process in reply.processes:
         if process.state != "serving":
-            said = f"{process.name} is {process.state}" + (f": {process.detail}" if process.detail else "")
+            said = f"{process.name} is {process.condition}"
             yield Finding("cell", Level.WARN, said, f"dspark logs {process.name}")
     for lane in reply.lanes:
         if not lane.cost_curve_in_force:

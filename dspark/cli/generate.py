@@ -14,9 +14,9 @@ from dspark.errors import InvalidRequest
 from dspark.numerals import number_in, whole_in
 
 
-def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `generate`."""
-    parser = commands.add_parser("generate", parents=[shared], help="stream one answer")
+    parser = commands.add_parser("generate", help="stream one answer")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt")
     source.add_argument("--prompt-file", type=Path, metavar="FILE", help="read the prompt from a file, - is stdin")

@@ -5,36 +5,31 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dspark.cli.options import add_credentials, tls_of, wait_s
+from dspark.cli.options import add_tls, tls_of, wait_s
 from dspark.errors import Unavailable
-
-if TYPE_CHECKING:
-    from dspark.runtime.tls import Tls
 
 POLL_S = 0.1
 
 
-def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `health`."""
     parser = commands.add_parser(
         "health",
-        parents=[shared],
         help="ask one process whether it serves, or wait until it does",
-        description="Exit code 0: it serves; 1: it does not. Without --service: whether the process lives; with "
-        "--wait, whether it is ready.",
+        description="Exit code 0: it serves; 1: it does not. Whether the process lives; with --wait, whether it is "
+        "ready.",
     )
     parser.add_argument(
         "endpoint", nargs="?", metavar="HOST:PORT", help="a process of a cell (the coordinator of this state folder)"
     )
-    parser.add_argument("--service", metavar="NAME", help="for example dspark.wire.v1.Verify")
     parser.add_argument("--wait", type=wait_s, metavar="S", help="ask until it serves, at most so many seconds")
-    add_credentials(parser)
+    add_tls(parser)
     parser.set_defaults(run=_health)
 
 
-def wait_for(args: argparse.Namespace, service: str | None = None) -> str:
+def wait_for(args: argparse.Namespace) -> None:
     """Until the process that the arguments name is ready, for at most `--wait` seconds; Unavailable after that. It may
     not be there yet, nor its cell."""
     from dspark.runtime.channel import CALL_S, READY
@@ -43,9 +38,9 @@ def wait_for(args: argparse.Namespace, service: str | None = None) -> str:
     while True:
         left = deadline - time.monotonic()
         try:
-            endpoint, state = _asked(args, READY if service is None else service, min(CALL_S, max(left, POLL_S)))
+            endpoint, state = _asked(args, READY, min(CALL_S, max(left, POLL_S)))
             if state == "serving":
-                return state
+                return
             why = f"{endpoint} is {state}"
         except Unavailable as error:
             why = str(error)
@@ -58,9 +53,13 @@ def _asked(args: argparse.Namespace, service: str, longest_s: float) -> tuple[st
     """(who was asked, what it says of its health); Unavailable where nobody answers."""
     import grpc
 
+    from dspark.client.cell import NoCell, whom_to_call
     from dspark.runtime.channel import health_of, sync_channel
 
-    endpoint, tls = _where(args)
+    try:
+        endpoint, _, _, tls = whom_to_call(args.endpoint, None, tls_of(args))
+    except NoCell as error:
+        raise Unavailable(str(error)) from None
     with sync_channel(endpoint, tls=tls) as channel:
         try:
             return endpoint, health_of(channel, service, longest_s)
@@ -68,24 +67,13 @@ def _asked(args: argparse.Namespace, service: str, longest_s: float) -> tuple[st
             raise Unavailable(f"{endpoint}: {error.code().name.lower()}: {error.details()}") from None
 
 
-def _where(args: argparse.Namespace) -> tuple[str, Tls | None]:
-    from dspark.client import NoCell, find_cell
-
-    if args.endpoint:
-        return args.endpoint, tls_of(args)
-    try:
-        cell = find_cell()
-    except NoCell as error:
-        raise Unavailable(str(error)) from None
-    return cell.for_clients.removeprefix("ipv4:").partition(",")[0], cell.tls()
-
-
 def _health(args: argparse.Namespace) -> int:
     if args.wait is not None:
-        print(wait_for(args, args.service))
+        wait_for(args)
+        print("serving")
         return 0
     from dspark.runtime.channel import CALL_S
 
-    _, state = _asked(args, args.service or "", CALL_S)
+    _, state = _asked(args, "", CALL_S)
     print(state)
     return 0 if state == "serving" else 1

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dspark.cli.options import numbers, one_whole
-from dspark.errors import DsparkError
+from dspark.cli.options import natural, numbers, positive
 
 RULES = ("token", "block", "coupled")
 
@@ -21,11 +21,9 @@ verified whole. FILE is JSONL of {"turns": [text or token ids, ...], "domain": .
 calibration error, its ranking, and a sweep of thresholds below which a block is cut."""
 
 
-def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `calibrate` and `evaluate`."""
-    fit = commands.add_parser(
-        "calibrate", parents=[shared], help="fit a drafter's confidence on held-out rounds", description=CALIBRATE
-    )
+    fit = commands.add_parser("calibrate", help="fit a drafter's confidence on held-out rounds", description=CALIBRATE)
     _pair(fit)
     fit.add_argument("--rules", type=_rules, default=RULES, metavar="R,R", help="acceptance rules (all three)")
     fit.add_argument(
@@ -39,15 +37,19 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     fit.add_argument("--plots", type=Path, metavar="DIR", help="reliability diagrams before and after, PNG")
     fit.add_argument("--keep", type=Path, metavar="DIR", help="keep the target's answers here, for the next run")
     fit.set_defaults(run=_calibrate)
-    judge = commands.add_parser(
-        "evaluate", parents=[shared], help="accepted length of a drafter on data sets", description=EVALUATE
-    )
+    judge = commands.add_parser("evaluate", help="accepted length of a drafter on data sets", description=EVALUATE)
     _pair(judge)
     judge.add_argument("--rule", choices=RULES, default="token", help="acceptance rule (token, as published)")
     judge.add_argument(
-        "--temperatures", type=_from_zero, default=[1.0, 0.0], metavar="T,T", help="sampling temperatures (1,0)"
+        "--temperatures",
+        type=partial(numbers, zero=True),
+        default=[1.0, 0.0],
+        metavar="T,T",
+        help="sampling temperatures (1,0)",
     )
-    judge.add_argument("--thresholds", type=_from_zero, metavar="C,C", help="confidences to sweep (0,0.05 .. 0.95)")
+    judge.add_argument(
+        "--thresholds", type=partial(numbers, zero=True), metavar="C,C", help="confidences to sweep (0,0.05 .. 0.95)"
+    )
     judge.add_argument("--out", type=Path, metavar="DIR", help="metrics.json and plots")
     judge.add_argument("--keep", type=Path, metavar="DIR", help="keep the target's answers here, for the next drafter")
     judge.set_defaults(run=_evaluate)
@@ -58,11 +60,11 @@ def _pair(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", type=Path, nargs="+", metavar="FILE", help="JSONL of held-out prompts")
     parser.add_argument("--target", required=True, metavar="PATH", help="folder or hub id of the target")
     parser.add_argument("--drafter", required=True, metavar="PATH", help="folder or hub id of the drafter, any family")
-    parser.add_argument("--new-tokens", type=_positive, default=128, metavar="N", help="tokens of an answer (128)")
-    parser.add_argument("--rows", type=int, default=0, metavar="N", help="most rows of one file; 0: all (0)")
-    parser.add_argument("--top-k-cut", type=int, default=64, metavar="K", help="entries of a draft; 0: all (64)")
+    parser.add_argument("--new-tokens", type=positive, default=128, metavar="N", help="tokens of an answer (128)")
+    parser.add_argument("--rows", type=natural, default=0, metavar="N", help="most rows of one file; 0: all (0)")
+    parser.add_argument("--top-k-cut", type=natural, default=64, metavar="K", help="entries of a draft; 0: all (64)")
     parser.add_argument("--seed", type=int, default=980406, help="of answers and rounds (980406)")
-    parser.add_argument("--threads", type=_positive, default=1, metavar="N", help="of the processor (1)")
+    parser.add_argument("--threads", type=positive, default=1, metavar="N", help="of the processor (1)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of tables")
 
@@ -102,8 +104,6 @@ def _given(args: argparse.Namespace) -> tuple[Path, Path]:
 
 
 def _shared(args: argparse.Namespace) -> dict[str, Any]:
-    if args.rows < 0 or args.top_k_cut < 0:
-        raise DsparkError("rows and top-k-cut are 0 or more")
     return {
         "new_tokens": args.new_tokens,
         "cut": args.top_k_cut or None,
@@ -111,17 +111,6 @@ def _shared(args: argparse.Namespace) -> dict[str, Any]:
         "seed": args.seed,
         "bar": not args.quiet,
     }
-
-
-def _from_zero(text: str) -> list[float]:
-    return numbers(text, zero=True)
-
-
-def _positive(text: str) -> int:
-    value = one_whole(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
 
 
 def _rules(text: str) -> tuple[str, ...]:

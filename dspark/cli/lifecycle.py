@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspark import shipped
 from dspark.cli.options import add_keys, say, tell
 from dspark.errors import ConfigError, Unavailable
 
@@ -24,13 +23,12 @@ SILENT_S = 120.0  # without a coordinator that answers, which is longer than one
 WORDS = {"on": True, "off": False}
 
 
-def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `up`, `down` and `scale`."""
     from deploy.config import ClusterConfig
 
     up = commands.add_parser(
         "up",
-        parents=[shared],
         help="start a cluster, or join a running Ray cluster; returns when it serves",
         description="Options override the environment (DSPARK_CLUSTER__<KEY>), which overrides section `cluster` of "
         "the file. Sections `coordinator`, `frontend`, `verify` and `draft` of the file configure the processes, "
@@ -48,7 +46,6 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     up.set_defaults(run=_up)
     down = commands.add_parser(
         "down",
-        parents=[shared],
         help="stop the cluster and everything it started",
         description="Takes nothing new, lets running streams finish, then ends every process.",
     )
@@ -57,7 +54,6 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     down.set_defaults(run=_down)
     scaling = commands.add_parser(
         "scale",
-        parents=[shared],
         help="change the size of either pool while it serves",
         description="dspark scale verify=2 draft=3. Workers that leave get nothing new; streams go on. "
         "autoscale=on|off: whether pools follow the load by themselves, within section `autoscale` of the file.",
@@ -66,20 +62,13 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     scaling.set_defaults(run=_scale)
 
 
-def pair(target: str | None, drafter: str | None) -> dict[str, str | None]:
-    """The pair to serve: what is given, else the shipped one, whose drafter goes with its target."""
-    if drafter is None and target in (None, shipped.TARGET):
-        return {"target": shipped.TARGET, "drafter": str(shipped.drafter())}
-    return {"target": target, "drafter": drafter}
-
-
 def _up(args: argparse.Namespace) -> int:
     from deploy.cell_plan import read_config
     from deploy.config import ClusterConfig
     from deploy.up import bring_up
 
     flags = {field.name: getattr(args, field.name) for field in dataclasses.fields(ClusterConfig)}
-    config = read_config(file=args.config, environ=os.environ, flags=flags, pair=pair)
+    config = read_config(file=args.config, environ=os.environ, flags=flags)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as Ctrl-C does
     scaling = {"enabled": args.autoscale}
     cell = bring_up(config, file=args.config, environ=os.environ, say=say, scaling=scaling)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dspark.cli.options import natural
 from dspark.errors import DsparkError
 
 POLL_S = 0.3
@@ -20,18 +21,17 @@ FILES = "session_latest/logs/worker-*.err"
 _KNOWN = ("timestamp", "level", "event", "process", "role", "logger")
 
 
-def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `logs`."""
     parser = commands.add_parser(
         "logs",
-        parents=[shared],
         help="show what processes wrote",
         description="Of one process (verify/0), of a pool (draft), or of all; lines of replaced processes included.",
     )
     parser.add_argument("name", nargs="?", default="", metavar="POOL[/N]", help="verify/0, draft, controller")
     parser.add_argument("--request", metavar="ID", help="only lines about a request, by its id (a tenant's: TENANT/ID)")
     parser.add_argument("-f", "--follow", action="store_true", help="go on as lines are written")
-    parser.add_argument("-n", "--lines", type=int, default=200, metavar="N", help="the last N lines (200); 0: all")
+    parser.add_argument("-n", "--lines", type=natural, default=200, metavar="N", help="the last N lines (200); 0: all")
     parser.add_argument("--json", action="store_true", help="lines as they were written")
     parser.set_defaults(run=_logs)
 

@@ -43,35 +43,29 @@ _OWN_OPTIONS = {"train": 1, "ray": 1, "serve": 2}  # command -> words of it that
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    shared = Parser(add_help=False)
-    shared.add_argument("--debug", action="store_true", help="print the traceback of a failure")
-    parser = Parser(
+    parser = argparse.ArgumentParser(
         prog="dspark",
         description="DSpark speculative decoding served from two pools of gRPC services.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_ShowVersion, help="print the version and end")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     mine = (lifecycle, status, top, logs, doctor, health, discovery)
     for module in (*mine, chat, generate, bench, serve, simulate, judging, checkpoint, certificates, conformance):
-        module.add_commands(commands, shared)
-    _add_elsewhere(commands, shared)
+        module.add_commands(commands)
+    _add_elsewhere(commands)
     return parser
 
 
-def _add_elsewhere(commands: Any, shared: argparse.ArgumentParser) -> None:
+def _add_elsewhere(commands: Any) -> None:
     """`train` and `ray`, whose work lives elsewhere."""
     train = commands.add_parser(
-        "train",
-        parents=[shared],
-        add_help=False,
-        help="train a drafter for a target (dspark train --help lists its stages)",
+        "train", add_help=False, help="train a drafter for a target (dspark train --help lists its stages)"
     )
     train.set_defaults(run=_train)
     ray = commands.add_parser(
         "ray",
-        parents=[shared],
         help="run one of Ray's own commands against the cluster of this cell",
         description="dspark ray -- status; dspark ray -- list actors; dspark ray -- logs. Address and token are set. "
         "What asks Ray's dashboard needs a cell of `dspark up --dashboard`, or a cluster that has one.",
@@ -92,7 +86,7 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
 def _train(args: argparse.Namespace) -> int:
     from dspark.cli.train import run
 
-    return run(args.rest)
+    return run(args)
 
 
 def _ray(args: argparse.Namespace) -> int:
@@ -121,10 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     # What belongs to another program is not parsed here: its options are its own.
     words, rest = split(words)
-    args = argparse.Namespace(debug=False)
+    args = argparse.Namespace(debug=False, rest=rest)
     try:
-        args = parser.parse_args(words)
-        args.rest = rest
+        parser.parse_args(words, args)
         run: Callable[[argparse.Namespace], int] = args.run
         return run(args)
     except SystemExit as stop:  # how argparse ends, after it has said why

@@ -32,12 +32,16 @@ _TLS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """One whose `type=int` and `type=float` take neither "1_0" nor "nan"; so are its subcommands."""
+    """One with --debug, whose `type=int` and `type=float` take neither "1_0" nor "nan"; so are its subcommands."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.register("type", int, one_whole)
         self.register("type", float, one_number)
+        # Without a default, which would take back what was said before a subcommand.
+        self.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="print the traceback of a failure"
+        )
 
 
 def _argument(read: Callable[[str], T]) -> Callable[[str], T]:
@@ -53,6 +57,18 @@ def _argument(read: Callable[[str], T]) -> Callable[[str], T]:
 
 
 one_whole, one_number = _argument(whole_in), _argument(number_in)
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if (value := whole_in(text)) < least:
+            raise ValueError(f"{text} is less than {least}")
+        return value
+
+    return _argument(read)
+
+
+natural, positive = _at_least(0), _at_least(1)  # counts
 
 
 def numbers(text: str, *, zero: bool = False) -> list[float]:
@@ -77,7 +93,7 @@ def whole(text: str, *, zero: bool = False) -> list[int]:
 def wait_s(text: str) -> float:
     """Seconds, 0 among them."""
     with contextlib.suppress(ValueError):
-        if 0.0 <= (seconds := float(text)) < 1e9:
+        if 0.0 <= (seconds := number_in(text)) < 1e9:
             return seconds
     raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
 
@@ -114,9 +130,8 @@ def read_keys(args: argparse.Namespace, cls: type[T], section: str, *, prefix: s
     return load_config(cls, section=section, flags={name: getattr(args, prefix + name, None) for name in names} | more)
 
 
-def add_credentials(parser: Any) -> None:
-    """--token-file and --tls-*: what a command shows to a server, and whom it believes."""
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="secret of the endpoint")
+def add_tls(parser: Any) -> None:
+    """--tls-*: what a command shows to a server, and whom it believes."""
     for key, text in _TLS.items():
         what = "NAME" if key == "tls_server_name" else "FILE"
         parser.add_argument("--" + key.replace("_", "-"), metavar=what, help=text)
@@ -125,7 +140,8 @@ def add_credentials(parser: Any) -> None:
 def add_endpoint(parser: Any, text: str = ENDPOINT) -> None:
     """--endpoint, with what is shown there."""
     parser.add_argument("--endpoint", metavar="HOST:PORT", help=text)
-    add_credentials(parser)
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="secret of the endpoint")
+    add_tls(parser)
 
 
 def add_asking(parser: Any, text: str = ENDPOINT) -> None:
@@ -143,10 +159,7 @@ def tls_of(args: argparse.Namespace) -> Tls | None:
     """How to call `--endpoint`; None: plaintext."""
     from dspark.runtime.tls import Tls
 
-    given = {key: getattr(args, key, None) for key in _TLS}
-    if not any(given.values()):
-        return None
-    return Tls(given["tls_cert"], given["tls_key"], given["tls_ca"], given["tls_server_name"])
+    return Tls.of(args)
 
 
 def open_client(args: argparse.Namespace) -> Client:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import json
 import os
 from typing import Any
@@ -18,11 +17,10 @@ from dspark.cli.options import Parser, add_keys, tell
 ROLES = ("coordinator", "frontend", "verify", "draft")
 
 
-def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `serve`."""
     parser = commands.add_parser(
         "serve",
-        parents=[shared],
         help="run one process by hand, without Ray",
         description="dspark serve ROLE --help lists the options of that role.",
     )
@@ -37,7 +35,6 @@ def room_parser(role: str) -> argparse.ArgumentParser:
 
     cls = config_class(ProcessRole(role))
     parser = Parser(prog=f"dspark serve {role}", description=(cls.__doc__ or "").strip())
-    parser.add_argument("--debug", action="store_true", help="print the traceback of a failure")
     parser.add_argument("--config", metavar="FILE", help="YAML file with a section for this role")
     parser.add_argument("--name", default=f"{role}/0", help="replica name for people")
     parser.add_argument("--ready-json", action="store_true", help="print one JSON line on stdout when serving")
@@ -51,29 +48,27 @@ def room_parser(role: str) -> argparse.ArgumentParser:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    given = room_parser(args.role).parse_args(args.rest)
-    args.debug = args.debug or given.debug
-    from deploy.service_registry import config_class, load_settings, start_room
+    room_parser(args.role).parse_args(args.rest, args)
+    from deploy.service_registry import load_settings, start_room
     from deploy.topology import ProcessRole
-    from dspark.runtime.process import Process, end_with, run_until_signal
+    from dspark.runtime.process import end_with
+    from dspark.runtime.shell import ShellProcess, run_until_signal
     from dspark.runtime.telemetry import configure_logging
 
-    if given.parent_pid is not None:
-        end_with(given.parent_pid)
+    if args.parent_pid is not None:
+        end_with(args.parent_pid)
     role = ProcessRole(args.role)
-    known = {field.name for field in dataclasses.fields(config_class(role))}
-    flags = {key: value for key, value in vars(given).items() if key in known}
-    settings = load_settings(role, file=given.config, environ=os.environ, flags=flags)
-    configure_logging(role=args.role, name=given.name, fmt=given.log_format)
+    settings = load_settings(role, file=args.config, environ=os.environ, flags=vars(args))
+    configure_logging(role=args.role, name=args.name, fmt=args.log_format)
 
-    def ready(process: Process) -> None:
-        http = getattr(process, "http_url", None)  # coordinators and front ends may have one
-        if given.ready_json:
+    def ready(process: ShellProcess) -> None:
+        http = process.http_url
+        if args.ready_json:
             line = {"endpoint": process.endpoint, "pid": os.getpid(), "incarnation": process.incarnation}
             tell(json.dumps(line | ({"http": http} if http else {})))
         else:
-            tell(f"{given.name} serves at {process.endpoint}" + (f" and {http}/v1" if http else ""))
+            tell(f"{args.name} serves at {process.endpoint}" + (f" and {http}/v1" if http else ""))
 
-    grace_s = max(given.grace_s, 0.0)
-    asyncio.run(run_until_signal(lambda: start_room(role, settings, name=given.name), grace_s=grace_s, ready=ready))
+    grace_s = max(args.grace_s, 0.0)
+    asyncio.run(run_until_signal(lambda: start_room(role, settings, name=args.name), grace_s=grace_s, ready=ready))
     return 0

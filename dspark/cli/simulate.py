@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,9 @@ docs/simulator.md) under the coordinator's own admission, lanes and scheduler, i
 every combination is simulated."""
 
 
-def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `simulate`."""
-    parser = commands.add_parser(
-        "simulate", parents=[shared], help="size pools in simulated time", description=DESCRIPTION
-    )
+    parser = commands.add_parser("simulate", help="size pools in simulated time", description=DESCRIPTION)
     parser.add_argument("file", metavar="FILE", type=Path, help="YAML of a synthetic pair")
     load = parser.add_argument_group("load")
     loop = load.add_mutually_exclusive_group()
@@ -40,11 +39,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     pools = parser.add_argument_group("pools")
     pools.add_argument("--verifiers", type=whole, default=[1], metavar="N,N", help="verifiers (1)")
     pools.add_argument(
-        "--drafters",
-        type=lambda text: whole(text, zero=True),
-        default=[1],
-        metavar="N,N",
-        help="drafters; every one serves all (1)",
+        "--drafters", type=partial(whole, zero=True), default=[1], metavar="N,N", help="drafters; each serves all (1)"
     )
     pools.add_argument("--coordinators", type=int, default=1, metavar="N", help="coordinators that share the lanes (1)")
     pools.add_argument("--cores", type=int, default=0, metavar="N", help="that all processes share; 0: one each (0)")
@@ -91,14 +86,8 @@ def _simulate(args: argparse.Namespace) -> int:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     if args.plot is not None:
         check(args.plot)
-    given = {
-        "hop_s": args.hop_us,
-        "worker_s": args.worker_us,
-        "worker_sequence_s": args.worker_sequence_us,
-        "round_s": args.round_us,
-        "round_sequence_s": args.round_sequence_us,
-    }
-    hops = dataclasses.replace(Hops(), **{name: us * 1e-6 for name, us in given.items() if us is not None})
+    given = {name: us for name, us in vars(args).items() if name.endswith("_us") and us is not None}
+    hops = Hops(**{name.removesuffix("us") + "s": us * 1e-6 for name, us in given.items()})
     axes: dict[str, Any] = {
         "policy": [part.strip() for part in args.policy.split(",")],
         "verifiers": args.verifiers,

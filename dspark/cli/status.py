@@ -11,12 +11,12 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dspark.cli.options import add_endpoint, open_client
+from dspark.cli.options import add_endpoint, natural, open_client
 from dspark.errors import DsparkError, Expired, Unavailable
 from dspark.tables import aligned
 
 if TYPE_CHECKING:
-    from dspark.client import CellStatus, Client, EndedAnswer, RoundExplanation
+    from dspark.client import CellStatus, Client, EndedAnswer, MeasuredCost, RoundExplanation
 
 OF_LOAD = ("busy_s", "wait_s", "waits")  # what `top` makes shares of
 
@@ -31,14 +31,16 @@ _WHY = {
 _SIGNS = {"accepted": "+", "rejected": "x", "forbidden": "!", "void": "-", "unverified": ".", "cut": "|"}
 
 
-def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `status`."""
-    parser = commands.add_parser("status", parents=[shared], help="list every process and lane")
+    parser = commands.add_parser("status", help="list every process and lane")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument(
         "--explain", metavar="REQUEST", help="explain a request by its id: its rounds as it runs, and its end"
     )
-    parser.add_argument("--rounds", type=int, default=0, metavar="N", help="with --explain: so many; 0: until it ends")
+    parser.add_argument(
+        "--rounds", type=natural, default=0, metavar="N", help="with --explain: so many; 0: until it ends"
+    )
     add_endpoint(parser)
     parser.set_defaults(run=_status)
 
@@ -46,16 +48,15 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
 def _status(args: argparse.Namespace) -> int:
     with open_client(args) as client:
         if args.explain:
-            return explain(client, args.explain, rounds=max(args.rounds, 0), as_json=args.json)
+            return explain(client, args.explain, rounds=args.rounds, as_json=args.json)
         try:
             reply = client.status()
         except (Unavailable, Expired) as error:
             raise _unreachable(client.endpoint, error, by_hand=args.endpoint is not None) from None
-    shape = as_json(client.endpoint, reply)
     if args.json:
-        print(json.dumps(shape, indent=2))
+        print(json.dumps(as_json(client.endpoint, reply), indent=2))
     else:
-        _print(shape)
+        _print(reply)
     return 0
 
 
@@ -95,66 +96,37 @@ def as_json(endpoint: str, reply: CellStatus) -> dict[str, Any]:
     }
 
 
-def _print(shape: dict[str, Any]) -> None:
-    rows = [
-        (
-            process["role"],
-            process["name"],
-            process["state"] + (f" ({process['detail']})" if process["detail"] else ""),
-            process["endpoint"],
-            str(process["pid"]),
-            str(process["incarnation"]),
-            str(process["sequences"]),
-            f"{process['pages_held']}/{process['pages_total']}",
-        )
-        for process in shape["processes"]
-    ]
-    _table(("role", "name", "state", "endpoint", "pid", "incarnation", "sequences", "pages"), rows)
-    for lane in shape["lanes"]:
+def _print(reply: CellStatus) -> None:
+    rows: list[tuple[str, ...]] = [("role", "name", "state", "endpoint", "pid", "incarnation", "sequences", "pages")]
+    for one in reply.processes:
+        numbers = map(str, (one.pid, one.incarnation, one.sequences))
+        rows.append((one.role, one.name, one.condition, one.endpoint, *numbers, f"{one.pages_held}/{one.pages_total}"))
+    print(*aligned(rows), sep="\n")
+    for lane in reply.lanes:
         print()
-        print(f"lane of {lane['verifier']}: drafters {', '.join(lane['drafters']) or 'none'}; policy {lane['policy']}")
+        print(f"lane of {lane.verifier}: drafters {', '.join(lane.drafters) or 'none'}; policy {lane.policy}")
         print(
-            f"  running {lane['running']}, waiting {lane['waiting']}; {lane['rounds']} rounds, "
-            f"tau {lane['tau']:.2f}; attention {lane['attention_path'] or 'unknown'}"
+            f"  running {lane.running}, waiting {lane.waiting}; {lane.rounds} rounds, "
+            f"tau {lane.mean_acceptance_length:.2f}; attention {lane.attention_path or 'unknown'}"
         )
-        if not lane["cost_curve_in_force"]:
+        if not lane.cost_curve_in_force:
             print("  no cost curve in force: adaptive sequences verify everything")
-        for kind, unit in (("verify", "tokens"), ("draft", "sequences")):
-            curve = lane[f"{kind}_cost"]
-            if curve:
-                print(f"  {kind} cost, ms a step ({curve['source']}; rows {unit}, columns context)")
-                _table(("", *map(str, curve["contexts"])), _cost_rows(curve), indent=4)
-                if curve["borrowed"]:
+        for kind, unit, curve in (("verify", "tokens", lane.verify_cost), ("draft", "sequences", lane.draft_cost)):
+            if curve is not None:
+                print(f"  {kind} cost, ms a step ({curve.source}; rows {unit}, columns context)")
+                print(*aligned(_cost_rows(curve), indent=4), sep="\n")
+                if curve.borrowed:
                     print("    * not measured: a neighbour's value")
-    print(f"\n{shape['queued']} of at most {shape['queue_limit']} requests wait for admission")
+    print(f"\n{reply.queued} of at most {reply.queue_limit} requests wait for admission")
 
 
-def _cost_rows(curve: dict[str, Any]) -> list[tuple[str, ...]]:
-    borrowed, width = set(curve["borrowed"]), len(curve["contexts"])
-    return [
-        (
-            str(tokens),
-            *(f"{1000 * value:.2f}" + "*" * (index * width + column in borrowed) for column, value in enumerate(row)),
-        )
-        for index, (tokens, row) in enumerate(zip(curve["tokens"], curve["seconds"], strict=True))
-    ]
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, indent: int = 0) -> None:
-    """Aligned columns; in colour where the terminal and `rich` allow it."""
-    head, *lines = aligned((header, *rows), indent=indent)
-    _emphasise(head)
-    for line in lines:
-        print(line)
-
-
-def _emphasise(line: str) -> None:
-    try:
-        from rich.console import Console
-    except ModuleNotFoundError:
-        print(line)
-        return
-    Console(soft_wrap=True).print(line, style="bold", highlight=False, markup=False)
+def _cost_rows(curve: MeasuredCost) -> list[tuple[str, ...]]:
+    borrowed, width = set(curve.borrowed), len(curve.contexts)
+    rows: list[tuple[str, ...]] = [("", *map(str, curve.contexts))]
+    for index, (tokens, row) in enumerate(zip(curve.tokens, curve.seconds, strict=True)):
+        marks = ("*" * (index * width + column in borrowed) for column in range(width))
+        rows.append((str(tokens), *(f"{1000 * value:.2f}{mark}" for value, mark in zip(row, marks, strict=True))))
+    return rows
 
 
 def explain(client: Client, request_id: str, *, rounds: int, as_json: bool) -> int:

@@ -15,18 +15,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dspark.cli import train_all
-from dspark.cli.options import Parser, add_keys, read_keys, say
+from dspark.cli.options import Parser, add_keys, natural, positive, read_keys, say
 from dspark.runtime.identity import read_token
 
 
-def run(words: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs a stage; its result goes to stdout, progress to stderr."""
-    args = build_parser().parse_args(list(words))
+    build_parser().parse_args(args.rest, args)
     result: dict[str, Any] = args.stage(args)
     if args.json:
         print(json.dumps(result))
@@ -41,19 +40,17 @@ def build_parser() -> argparse.ArgumentParser:
     from dspark.training.settings import RegenerationSettings, Settings
 
     parser = Parser(prog="dspark train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    shared = Parser(add_help=False)
-    shared.add_argument("--json", action="store_true", help="print one JSON object")
     stages = parser.add_subparsers(required=True, metavar="STAGE")
 
-    split = stages.add_parser("split", parents=[shared], help="prompts to a training and a held-out part")
+    split = stages.add_parser("split", help="prompts to a training and a held-out part")
     split.add_argument("prompts", type=Path, metavar="FILE", help="JSONL: conversations, messages, turns or prompt")
     split.add_argument("--out", type=Path, required=True, metavar="DIR", help="where train.jsonl and test.jsonl go")
     split.add_argument("--held-out", type=float, default=0.05, metavar="SHARE", help="share held out (0.05)")
-    split.add_argument("--limit", type=int, default=0, metavar="N", help="keep N rows, drawn with the seed (all)")
+    split.add_argument("--limit", type=natural, default=0, metavar="N", help="keep N rows, drawn with the seed (all)")
     split.add_argument("--seed", type=int, default=42, help="key of the split (42)")
     split.set_defaults(stage=_split)
 
-    overlap = stages.add_parser("overlap", parents=[shared], help="prompts that training text has seen")
+    overlap = stages.add_parser("overlap", help="prompts that training text has seen")
     overlap.add_argument("prompts", type=Path, nargs="+", metavar="FILE", help="JSONL of evaluation prompts")
     overlap.add_argument(
         "--training", type=Path, nargs="+", required=True, metavar="FILE", help="JSONL that is trained on"
@@ -63,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     overlap.set_defaults(stage=_overlap)
 
-    regenerate = stages.add_parser("regenerate", parents=[shared], help="answers of the target, through a cell")
+    regenerate = stages.add_parser("regenerate", help="answers of the target, through a cell")
     regenerate.add_argument("prompts", type=Path, metavar="FILE", help="rows of {id, conversations}")
     regenerate.add_argument("--target", required=True, metavar="DIR", help="the target that is served: its tokenizer")
     regenerate.add_argument("--out", type=Path, required=True, metavar="FILE", help="grows row by row")
@@ -72,15 +69,17 @@ def build_parser() -> argparse.ArgumentParser:
     add_keys(regenerate, RegenerationSettings)
     regenerate.set_defaults(stage=_regenerate)
 
-    encode = stages.add_parser("encode", parents=[shared], help="conversations to samples")
+    encode = stages.add_parser("encode", help="conversations to samples")
     encode.add_argument("rows", type=Path, metavar="FILE", help="what `regenerate` wrote")
     encode.add_argument("--target", required=True, metavar="DIR", help="whose tokenizer and chat template are used")
     encode.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file of samples")
-    encode.add_argument("--max-length", type=int, default=4096, metavar="N", help="tokens of a conversation (4096)")
-    encode.add_argument("--min-supervised", type=int, default=14, metavar="N", help="fewer are dropped (14)")
+    encode.add_argument(
+        "--max-length", type=positive, default=4096, metavar="N", help="tokens of a conversation (4096)"
+    )
+    encode.add_argument("--min-supervised", type=natural, default=14, metavar="N", help="fewer are dropped (14)")
     encode.set_defaults(stage=_encode)
 
-    cache = stages.add_parser("cache", parents=[shared], help="the target's hidden states on disk")
+    cache = stages.add_parser("cache", help="the target's hidden states on disk")
     cache.add_argument("samples", metavar="FILE", help="what `encode` wrote")
     add_keys(cache, Settings, only=("target", "family", "taps", "layers", "block_size", "device"))
     cache.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the cache")
@@ -88,21 +87,23 @@ def build_parser() -> argparse.ArgumentParser:
     cache.add_argument("--estimate", action="store_true", help="say how large it gets and stop")
     cache.set_defaults(stage=_cache)
 
-    drafter = stages.add_parser("drafter", parents=[shared], help="train a drafter, or go on training it")
+    drafter = stages.add_parser("drafter", help="train a drafter, or go on training it")
     drafter.add_argument("samples", metavar="FILE", help="what `encode` wrote")
     add_keys(drafter, Settings, leave_out=("samples",))
-    drafter.add_argument("--workers", type=int, default=1, metavar="N", help="more than one: by Ray Train")
+    drafter.add_argument("--workers", type=positive, default=1, metavar="N", help="more than one: by Ray Train")
     drafter.add_argument("--gpus", action="store_true", help="each worker of several reserves a GPU")
     drafter.add_argument("--address", metavar="HOST:PORT", help="Ray cluster of the workers (one of its own)")
     drafter.set_defaults(stage=_drafter)
 
-    vocabulary = stages.add_parser("vocabulary", parents=[shared], help="the tokens the target writes most")
+    vocabulary = stages.add_parser("vocabulary", help="the tokens the target writes most")
     vocabulary.add_argument("samples", type=Path, metavar="FILE", help="what `encode` wrote")
-    vocabulary.add_argument("--tokens", type=int, required=True, metavar="N", help="how many a head may keep")
+    vocabulary.add_argument("--tokens", type=positive, required=True, metavar="N", help="how many a head may keep")
     vocabulary.add_argument("--out", type=Path, required=True, metavar="FILE", help="for `checkpoint convert`")
     vocabulary.set_defaults(stage=_vocabulary)
 
-    train_all.add_stage(stages, shared)
+    train_all.add_stage(stages)
+    for stage in stages.choices.values():
+        stage.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 

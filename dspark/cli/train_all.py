@@ -17,27 +17,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dspark.cli.options import add_keys, read_keys
+from dspark.cli.options import add_keys, natural, positive, read_keys
 
 NOTES = "chain.json"
 
 
-def add_stage(stages: Any, shared: argparse.ArgumentParser) -> None:
+def add_stage(stages: Any) -> None:
     """Adds `all`."""
     from dspark.training.settings import RegenerationSettings, Settings
 
-    parser = stages.add_parser("all", parents=[shared], help="everything: target and prompts to drafter and report")
+    parser = stages.add_parser("all", help="everything: target and prompts to drafter and report")
     parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help="JSONL, as `split` reads it")
     parser.add_argument("--target", required=True, metavar="DIR", help="folder or hub id of the target")
     parser.add_argument("--out", required=True, metavar="DIR", help="where everything goes")
     add_keys(parser, Settings, leave_out=("target", "out", "samples", "cache", "start"))
     parser.add_argument("--cache", action="store_true", help="keep the target's hidden states on disk")
-    parser.add_argument("--limit", type=int, default=0, metavar="N", help="use N of the prompts (all)")
+    parser.add_argument("--limit", type=natural, default=0, metavar="N", help="use N of the prompts (all)")
     parser.add_argument("--held-out-share", type=float, default=0.1, metavar="X", help="prompts held out (0.1)")
-    parser.add_argument("--min-supervised", type=int, default=14, metavar="N", help="shorter answers are dropped (14)")
+    parser.add_argument(
+        "--min-supervised", type=natural, default=14, metavar="N", help="shorter answers are dropped (14)"
+    )
     parser.add_argument("--endpoint", metavar="HOST:PORT", help="a cell that serves the target (one of its own)")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="secret of the endpoint")
-    parser.add_argument("--answer-tokens", type=int, default=128, metavar="N", help="longest answer in evaluation")
+    parser.add_argument("--answer-tokens", type=positive, default=128, metavar="N", help="longest answer in evaluation")
     add_keys(parser, RegenerationSettings, prefix="ask_", leave_out=("seed",))
     parser.set_defaults(stage=_all)
 

@@ -1,22 +1,16 @@
-"""A process's life: where it runs, start, serve until a signal or its parent's end, drain, stop."""
+"""Where a process runs: its processors, its memory, its parent."""
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import os
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
-
-import structlog
 
 from dspark.errors import ConfigError
 
-log = structlog.get_logger("dspark.process")
 MOST_PROCESSORS = 4096  # no machine has a processor of a higher number
 SPINS = 50_000  # some tenths of a millisecond
 MOST_THREADS = 16  # products of a pass hardly gain by more
@@ -25,61 +19,6 @@ CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor time, an
 LOOK_S = 0.5  # between looks at who the parent is
 GRACE_S = 20.0  # for an orderly end after SIGTERM
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
-
-
-class Process(Protocol):
-    """What a room's `start` returns."""
-
-    @property
-    def endpoint(self) -> str:
-        """host:port of its gRPC server."""
-
-    @property
-    def incarnation(self) -> int:
-        """Number of this process start."""
-
-    async def stop(self, grace_s: float) -> None:
-        """Drains within `grace_s` seconds, then frees everything."""
-
-
-async def run_until_signal(
-    start: Callable[[], Awaitable[Process]],
-    *,
-    grace_s: float = 10.0,
-    ready: Callable[[Process], None] | None = None,
-) -> None:
-    """Starts a process and keeps it until SIGTERM or SIGINT; a second signal cuts the grace to nothing."""
-    loop = asyncio.get_running_loop()
-    asked = asyncio.Event()
-    hurried = asyncio.Event()
-
-    def on_signal() -> None:
-        (hurried if asked.is_set() else asked).set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    starting = asyncio.ensure_future(start())
-    asking = asyncio.ensure_future(asked.wait())
-    await asyncio.wait({starting, asking}, return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():  # told to go while still loading
-        starting.cancel()
-        log.info("process.stopped", before="serving")
-        return
-    asking.cancel()
-    process = starting.result()
-    log.info("process.serving", endpoint=process.endpoint, incarnation=process.incarnation)
-    if ready is not None:
-        ready(process)
-    await asked.wait()
-    log.info("process.draining", grace_s=grace_s)
-    stopping = asyncio.create_task(process.stop(grace_s))
-    hurry = asyncio.create_task(hurried.wait())
-    await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
-    if not stopping.done():
-        stopping.cancel()
-        await process.stop(0.0)
-    hurry.cancel()
-    log.info("process.stopped")
 
 
 def keep_freed_memory() -> None:

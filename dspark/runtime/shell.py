@@ -7,9 +7,13 @@ closes. Each role fills in its own part of these steps.
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
+
+import structlog
 
 from dspark.runtime.identity import model_name, new_incarnation
 from dspark.runtime.listen_config import ListenConfig
@@ -17,6 +21,8 @@ from dspark.runtime.metrics_server import MetricsServer
 from dspark.runtime.security import Security, check_listeners
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.telemetry import Metrics
+
+log = structlog.get_logger("dspark.process")
 
 
 class Servicer(NamedTuple):
@@ -79,6 +85,7 @@ class ShellProcess(ABC):
     """A serving process of any role."""
 
     last_s: ClassVar[float]  # for what streams still have to say after everybody has left
+    http_url: str | None = None  # of its HTTP front, if it has one
 
     def __init__(self, shell: Shell) -> None:
         self.shell = shell
@@ -96,11 +103,6 @@ class ShellProcess(ABC):
     @property
     def metrics(self) -> Metrics:
         return self.shell.metrics
-
-    @property
-    def metrics_port(self) -> int | None:
-        """None where `/metrics` is off."""
-        return self.shell.metrics_port or None
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Takes nobody new, lets who is there finish within the grace, frees everything. May be called again with less
@@ -123,3 +125,42 @@ class ShellProcess(ABC):
     @abstractmethod
     async def _close(self, grace_s: float) -> None:
         """What is left of the role's own part, behind the last call."""
+
+
+async def run_until_signal(
+    start: Callable[[], Awaitable[ShellProcess]],
+    *,
+    grace_s: float,
+    ready: Callable[[ShellProcess], None],
+) -> None:
+    """Starts a process and keeps it until SIGTERM or SIGINT; a second signal cuts the grace to nothing."""
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+    hurried = asyncio.Event()
+
+    def on_signal() -> None:
+        (hurried if asked.is_set() else asked).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    starting = asyncio.ensure_future(start())
+    asking = asyncio.ensure_future(asked.wait())
+    await asyncio.wait({starting, asking}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():  # told to go while still loading
+        starting.cancel()
+        log.info("process.stopped", before="serving")
+        return
+    asking.cancel()
+    process = starting.result()
+    log.info("process.serving", endpoint=process.endpoint, incarnation=process.incarnation)
+    ready(process)
+    await asked.wait()
+    log.info("process.draining", grace_s=grace_s)
+    stopping = asyncio.create_task(process.stop(grace_s))
+    hurry = asyncio.create_task(hurried.wait())
+    await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
+    if not stopping.done():
+        stopping.cancel()
+        await process.stop(0.0)
+    hurry.cancel()
+    log.info("process.stopped")

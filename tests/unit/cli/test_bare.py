@@ -127,7 +127,7 @@ def test_waiting_without_an_endpoint_waits_for_the_cell_of_the_state_folder(caps
     assert "no cluster is running here" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("seconds", ["-1", "soon", "nan", "inf"])
+@pytest.mark.parametrize("seconds", ["-1", "soon", "nan", "inf", "1_0"])
 def test_a_wait_is_a_number_of_seconds(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["health", "127.0.0.1:1", f"--wait={seconds}"]) == 2
     assert "is no number of seconds" in capsys.readouterr().err

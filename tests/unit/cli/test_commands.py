@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from dspark import shipped
-from dspark.cli import lifecycle
 from dspark.cli.main import build_parser, main, split
 from dspark.cli.status import as_json
-from dspark.client import Cell, CellStatus, LaneStatus, MeasuredCost, NoCell, ProcessStatus, find_cell
+from dspark.client import Cell, CellStatus, LaneStatus, MeasuredCost, ProcessStatus, find_cell
 from dspark.client.cell import cell_file, is_alive, write_cell
+from dspark.errors import DsparkError
 from tests.waiting import wait_until
 
 
@@ -58,6 +58,10 @@ def _ended_pid() -> int:
         ["serve"],
         ["serve", "kitchen"],
         ["up", "--verifiers", "two"],
+        ["logs", "-n", "-5"],
+        ["evaluate", "f.jsonl", "--target", "t", "--drafter", "d", "--rows", "-1"],
+        ["train", "split", "f.jsonl", "--out", "o", "--limit", "-1"],
+        ["train", "drafter", "s", "--workers", "0"],
     ],
 )
 def test_a_wrong_command_line_is_exit_code_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,9 +94,12 @@ def test_scale_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "at least one verifier" in capsys.readouterr().err
 
 
-def test_debug_shows_the_traceback() -> None:
-    with pytest.raises(NoCell):
-        main(["status", "--debug"])
+@pytest.mark.parametrize("words", ["status", "serve verify", "train split nowhere.jsonl --out o", "checkpoint check o"])
+def test_debug_shows_the_traceback(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words.split()) == 1
+    with pytest.raises(DsparkError):
+        main([*words.split(), "--debug"])
 
 
 def test_nobody_at_an_endpoint_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,9 +180,9 @@ def test_the_shipped_pair_is_the_default_when_it_is_there(tmp_path: Path, monkey
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(shipped, "places", lambda: [tmp_path / "nothing", tmp_path])
     whole = {"target": "smollm2", "drafter": str(tmp_path)}
-    assert lifecycle.pair(None, None) == lifecycle.pair("smollm2", None) == whole
-    assert lifecycle.pair("a", None) == {"target": "a", "drafter": None}
-    assert lifecycle.pair("smollm2", "none") == {"target": "smollm2", "drafter": "none"}
+    assert shipped.pair(None, None) == shipped.pair("smollm2", None) == whole
+    assert shipped.pair("a", None) == {"target": "a", "drafter": None}
+    assert shipped.pair("smollm2", "none") == {"target": "smollm2", "drafter": "none"}
 
 
 def test_the_drafter_is_found_in_a_checkout_and_beside_an_installation(

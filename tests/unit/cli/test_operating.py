@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
 import socket
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from deploy.load_report import LoadSample, LoadWindow
+from deploy.load_report import LoadWindow
 from dspark.cli import doctor
 from dspark.cli.discovery import groups, serve
-from dspark.cli.doctor import Level
+from dspark.cli.doctor import Finding, Level
 from dspark.cli.lifecycle import read_sizes
 from dspark.cli.logs import Tails, readable
 from dspark.cli.main import main
@@ -153,24 +153,26 @@ def test_targets_are_asked_for_anew_and_a_lost_coordinator_is_told() -> None:
         server.server_close()
 
 
-def test_a_frame_shows_rates_of_the_window() -> None:
-    from rich.console import Console
+def test_an_address_to_serve_targets_at_is_refused_by_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sd", "--endpoint", "127.0.0.1:9", "--serve", "nowhere"]) == 1
+    assert capsys.readouterr().err == "dspark: serve: 'nowhere' is not host:port\n"
 
+
+def test_a_frame_shows_rates_of_the_window() -> None:
     window = LoadWindow(10)
-    window.add(LoadSample(0.0, STATUS))
+    window.add(0.0, STATUS)
     totals = {
         "dspark_generation_tokens_total": 210,
         "dspark_rounds_total": 104,
         "dspark_spec_decode_num_accepted_tokens_total": 150,
     }
-    window.add(LoadSample(2.0, replace(STATUS, totals=totals)))
-    out = io.StringIO()
-    Console(file=out, width=160).print(frame(window, "10.0.0.1:7000"))
-    text = out.getvalue()
-    assert "100" in text, "tokens per second"
-    assert "2.50" in text, "tau"
-    assert "draining" in text
-    assert "adaptive" in text
+    window.add(2.0, replace(STATUS, totals=totals))
+    title, names, numbers, *rest = frame(window, "10.0.0.1:7000")
+    assert title == "dspark 0.1.0 at 10.0.0.1:7000"
+    shown = dict(zip(names.split(), numbers.split(), strict=False))
+    assert (shown["tok/s"], shown["streams"], shown["tau"]) == ("100", "3", "2.50")
+    assert any(line.startswith("draft/0") and "draining" in line for line in rest)
+    assert any(line.startswith("verify/0") and "adaptive" in line for line in rest)
 
 
 def test_the_doctor_says_what_is_wrong_with_a_pair_and_how_to_mend_it(
@@ -203,6 +205,23 @@ def test_the_doctor_fetches_and_imports_nothing(tmp_path: Path, monkeypatch: pyt
     assert not list(tmp_path.iterdir())
     (found,) = doctor.models(str(tmp_path / "nothing.gguf"), "none", None)
     assert found.level is Level.FAIL
+
+
+def test_a_check_of_the_doctor_that_breaks_is_a_finding_and_a_traceback_for_who_asks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def breaks() -> Iterator[Finding]:
+        raise ZeroDivisionError("in the check")
+
+    monkeypatch.setattr(doctor, "versions", breaks)
+    words = ["doctor", "--json", "--target", "nowhere", "--drafter", "none", "--http", "127.0.0.1:0"]
+    main(words)
+    found = json.loads(capsys.readouterr().out)["findings"]
+    (broken,) = [each for each in found if "in the check" in each["said"]]
+    assert "--debug" in broken["mend"]
+    assert len(found) > 1, "the others are looked at all the same"
+    with pytest.raises(ZeroDivisionError):
+        main([*words, "--debug"])
 
 
 def test_a_port_that_is_taken_is_told() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deploy import actors
-from deploy.actors import RoomShell
+from deploy.actors import DsparkProcess
 from deploy.topology import ProcessRole
 from dspark.runtime.identity import read_token, write_token
 
@@ -34,7 +34,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
 
 
 async def _start(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return await RoomShell().start(
+    return await DsparkProcess("cell/verify/0").start(
         "verify", settings, name="verify/0", secrets={"token_file": SECRET}, node_ip="10.0.0.7"
     )
 
@@ -62,7 +62,7 @@ async def test_cells_of_one_node_keep_their_secrets_apart(started: SimpleNamespa
     elsewhere = {"token_file": "/another/node/worker_token"}
     await _start({**elsewhere, "cell": "one"})
     first = started.settings["token_file"]
-    await RoomShell().start(
+    await DsparkProcess("cell/verify/0").start(
         "verify",
         {**elsewhere, "cell": "two"},
         name="verify/0",

@@ -16,7 +16,7 @@ from deploy import controller as controller_module
 from deploy.autoscale import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.controller import Controller
-from deploy.fleet import Announced, Pending, StartedProcess, StartFailed
+from deploy.fleet import Pending, StartedProcess, StartFailed
 from deploy.topology import ProcessRole, Replica, desired
 from dspark.client import CellStatus, LaneStatus
 from dspark.errors import ConfigError, Unavailable
@@ -79,12 +79,12 @@ class Listener:
 
     async def announce(
         self, coordinator: StartedProcess, workers: Mapping[str, tuple[ProcessRole, StartedProcess]], draining: Set[str]
-    ) -> Announced:
+    ) -> frozenset[str]:
         if self.deaf:
             raise Unavailable("not yet")
         self.told.append({name: started.incarnation for name, (_, started) in workers.items()})
         self.drained.append(frozenset(draining))
-        return Announced(len(workers), tuple(draining - self.needed))
+        return frozenset(draining - self.needed)
 
     async def status(self, coordinator: StartedProcess) -> CellStatus:
         return self.cell

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.load_report import PER_TOKEN, TTFT, LoadSample, LoadWindow, percentile
+from deploy.load_report import PER_TOKEN, TTFT, LoadWindow, percentile
 from dspark.client import CellStatus, Distribution, LaneStatus, ProcessStatus
 
 BOUNDS = [0.1, 0.2, 0.4]
@@ -30,8 +30,8 @@ def _status(tokens: float, busy_s: float, counts: list[int], *, incarnation: int
 
 def _window(first: CellStatus, second: CellStatus, span_s: float = 4.0) -> LoadWindow:
     window = LoadWindow(10.0)
-    window.add(LoadSample(100.0, first))
-    window.add(LoadSample(100.0 + span_s, second))
+    window.add(100.0, first)
+    window.add(100.0 + span_s, second)
     return window
 
 
@@ -59,7 +59,7 @@ def test_a_drafter_that_was_replaced_has_no_share_yet() -> None:
 def test_a_window_forgets_but_keeps_two() -> None:
     window = LoadWindow(10.0)
     for at in (0.0, 5.0, 9.0, 16.0, 60.0):
-        window.add(LoadSample(at, CellStatus()))
+        window.add(at, CellStatus())
     assert window.span_s == 44.0
 
 

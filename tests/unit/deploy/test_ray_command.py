@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from deploy.cell_plan import read_config
-from dspark.cli.lifecycle import pair
 from dspark.cli.main import main
 from dspark.client.cell import Cell, find_cell, write_cell
 
@@ -76,7 +75,7 @@ def test_inside_a_job_the_job_s_cluster_is_joined(golden_target: Path, golden_dr
     models = {"target": str(golden_target), "drafter": str(golden_drafter)}
 
     def address(environ: dict[str, str], **flags: object) -> str | None:
-        return read_config(file=file, environ=environ, flags={**models, **flags}, pair=pair).address
+        return read_config(file=file, environ=environ, flags={**models, **flags}).address
 
     file = None
     assert address({}) is None

@@ -15,7 +15,6 @@ from deploy.cell_plan import http_bind, plan_topology, read_config, token_files,
 from deploy.config import ClusterConfig
 from deploy.service_registry import config_class
 from deploy.topology import ProcessRole, resized
-from dspark.cli.lifecycle import pair
 from dspark.errors import ConfigError, Unavailable
 from dspark.runtime.config import load_config
 from verify_service.config import VerifyConfig
@@ -46,22 +45,22 @@ def test_every_process_gets_what_its_room_understands() -> None:
 def test_a_synthetic_pair_needs_its_file_and_no_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(SYNTHETIC.parent)
     flags = {"engine": "synthetic", "synthetic": SYNTHETIC.name}
-    config = read_config(file=None, environ={}, flags=flags, pair=pair)
+    config = read_config(file=None, environ={}, flags=flags)
     plan = _plan(config)
     for name in ("verify/0", "draft/0"):
         assert (plan[name]["engine"], plan[name]["synthetic"]) == ("synthetic", str(SYNTHETIC))
     assert "engine" not in plan["coordinator/0"]
     with pytest.raises(ConfigError, match=r"cluster\.synthetic"):
-        read_config(file=None, environ={}, flags={"engine": "synthetic"}, pair=pair)
+        read_config(file=None, environ={}, flags={"engine": "synthetic"})
     with pytest.raises(ConfigError, match=r"cluster\.target"):
-        read_config(file=None, environ={}, flags={**flags, "target": "org/t"}, pair=pair)
+        read_config(file=None, environ={}, flags={**flags, "target": "org/t"})
     with pytest.raises(ConfigError, match="no-such"):
-        read_config(file=None, environ={}, flags={**flags, "synthetic": "no-such.yaml"}, pair=pair)
+        read_config(file=None, environ={}, flags={**flags, "synthetic": "no-such.yaml"})
 
 
 def test_a_cell_without_a_drafter_starts_none_and_gets_none(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    config = read_config(file=None, environ={}, flags={"target": str(tmp_path), "drafter": "none"}, pair=pair)
+    config = read_config(file=None, environ={}, flags={"target": str(tmp_path), "drafter": "none"})
     assert config.drafters == 0
     plan = _plan(config)
     assert not [name for name in plan if name.startswith("draft/")]
@@ -77,7 +76,7 @@ def test_settings_build_the_configuration_of_their_room() -> None:
 
 
 def test_the_example_file_is_valid_and_the_environment_overrides_it() -> None:
-    config = read_config(file=EXAMPLE, environ={}, flags={"target": "org/t", "drafter": "org/d"}, pair=pair)
+    config = read_config(file=EXAMPLE, environ={}, flags={"target": "org/t", "drafter": "org/d"})
     assert config.drafters == 2
     plan = _plan(config, EXAMPLE, DSPARK_DRAFT__Q_ENTRIES="16")
     assert plan["coordinator/0"]["max_queued"] == 256
@@ -89,7 +88,7 @@ def test_a_folder_gets_its_full_path_so_that_workers_find_it(
 ) -> None:
     monkeypatch.chdir(golden_target.parent)
     flags = {"target": golden_target.name, "drafter": golden_drafter.name}
-    config = read_config(file=None, environ={}, flags=flags, pair=pair)
+    config = read_config(file=None, environ={}, flags=flags)
     assert (config.target, config.drafter) == (str(golden_target), str(golden_drafter))
 
 
@@ -106,15 +105,8 @@ def test_the_file_may_name_the_pair(tmp_path: Path) -> None:
         (tmp_path / name / "config.json").write_text("{}")
     file = tmp_path / "cell.yaml"
     file.write_text(f"cluster: {{target: {tmp_path}/target, drafter: {tmp_path}/drafter, drafters: 2}}\n")
-    asked: list[tuple[str | None, str | None]] = []
-
-    def pair(target: str | None, drafter: str | None) -> dict[str, str | None]:
-        asked.append((target, drafter))
-        return {"target": target, "drafter": drafter}
-
-    config = read_config(file=file, environ={}, flags={}, pair=pair)
-    assert asked == [(f"{tmp_path}/target", f"{tmp_path}/drafter")]
-    assert (config.target, config.drafters) == (f"{tmp_path}/target", 2)
+    config = read_config(file=file, environ={}, flags={})
+    assert (config.target, config.drafter, config.drafters) == (f"{tmp_path}/target", f"{tmp_path}/drafter", 2)
 
 
 def test_http_takes_the_port_that_is_wanted_or_any_and_can_be_off() -> None:
@@ -158,7 +150,7 @@ def test_clients_get_a_secret_as_soon_as_strangers_could_reach_an_entry(
 )
 def test_words_of_a_plan_are_read_before_anything_starts(given: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=rf"^cluster\.{next(iter(given))}: .*") as told:
-        read_config(file=None, environ={}, flags=given, pair=pair)
+        read_config(file=None, environ={}, flags=given)
     assert said in str(told.value)
 
 
@@ -178,6 +170,7 @@ def test_words_of_a_plan_are_read_before_anything_starts(given: dict[str, str], 
         ("draft: {metrics_port: 70000}", "draft.metrics_port: 70000 is not in 0..65535"),
         ("cluster: {verifiers: 100000000}", "cluster.verifiers: 100000000 is not in 1..4096"),
         ("cluster: {http: nowhere}", "cluster.http: 'nowhere' is not host:port"),
+        ("cluster: {address: 'head:x'}", "cluster.address: 'head:x' is not host:port"),
         ("[" * 5000, "cannot be read"),
     ],
 )
@@ -185,7 +178,7 @@ def test_what_no_process_could_start_with_is_refused_before_any_does(tmp_path: P
     file = tmp_path / "cell.yaml"
     file.write_text(written)
     with pytest.raises(ConfigError, match=re.escape(said)):
-        _plan(read_config(file=file, environ={}, flags={"target": "org/t", "drafter": "org/d"}, pair=pair), file)
+        _plan(read_config(file=file, environ={}, flags={"target": "org/t", "drafter": "org/d"}), file)
 
 
 def test_only_a_replica_that_does_not_serve_ends_the_wait() -> None:
