@@ -25,22 +25,6 @@ from dspark.types import ScoredToken
 
 log = structlog.get_logger("dspark.commits")
 
-REASONS = {  # why a round went without a block, as metrics name it
-    "rows missing": "features_missing",
-    "rows lost": "features_missing",
-    "no drafter": "no_drafter",
-    "drafter late": "drafter_late",
-    "drafter lost": "drafter_lost",
-    "anchor used": "drafted_before",
-    "last token": "last_token",
-    "out of pages": "out_of_pages",
-    "too long": "too_long",
-    "unknown sequence": "unknown_sequence",
-    "late": "late",
-    "invalid": "invalid",
-    "off": "bypass",
-}
-
 
 class Commits:
     """Of one lane."""

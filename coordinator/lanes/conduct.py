@@ -38,6 +38,7 @@ class Reported:
     report: PassReport
     rounds: Sequence[RoundReport]  # [n] those that were the next ones of somebody here
     states: Sequence[RequestState]  # [n]
+    why_empty: Sequence[str]  # [n] why it had no block, as metrics name it
     plan: Plan  # in force; the one its orders were frozen by is the same or a little older
     name_of: Callable[[int], str]  # drafter's number -> replica
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 
 from coordinator.clock import Clock
-from coordinator.lanes.commits import REASONS
 from coordinator.lanes.lane_drafters import LaneDrafters
 from coordinator.lanes.request_state import Placed
 from coordinator.planning.lane_plans import LanePlans
@@ -23,6 +22,21 @@ AGAIN_S = 0.5  # between two looks for a drafter for the same sequence
 ROWS_S = 15.0  # rows that have not come to a drafter in this time do not come: it has no room, or is no use
 KINDS = 1 << 16  # of drafters and buckets that are numbered
 LEAST_TRYING, TRYING = 2, 4  # where drafts do not pay, so many of a kind have a drafter, and one sequence of so many
+REASONS = {  # why a round went without a block, as metrics name it
+    "rows missing": "features_missing",
+    "rows lost": "features_missing",
+    "no drafter": "no_drafter",
+    "drafter late": "drafter_late",
+    "drafter lost": "drafter_lost",
+    "anchor used": "drafted_before",
+    "last token": "last_token",
+    "out of pages": "out_of_pages",
+    "too long": "too_long",
+    "unknown sequence": "unknown_sequence",
+    "late": "late",
+    "invalid": "invalid",
+    "off": "bypass",
+}
 
 
 class DrafterAssignment:
@@ -64,7 +78,7 @@ class DrafterAssignment:
             self._due[placed.number] = placed
 
     def why_empty(self, placed: Placed, said: RoundReport) -> str:
-        """Why a round had no block, as metrics name it."""
+        """Why a round had no block, as metrics, explanations and traces name it."""
         if len(said.confidence):
             return ""
         if not placed.state.speculates:

@@ -218,7 +218,7 @@ class Lane:
     def _passed(self, said: PassReport) -> None:
         report, now, committed = said.report, self._heard, 0
         self._silence.reported(said, now)
-        applied, states = Applied(said, [], [], [], []), list[RequestState]()
+        applied, states, reasons = Applied(said, [], [], [], []), list[RequestState](), list[str]()
         for place, each in enumerate(report.rounds):
             placed = self._find(each.sequence, each.epoch, "verdict")
             if placed is None:
@@ -239,9 +239,8 @@ class Lane:
                 applied.formed.append(placed.state.request.params.constraint is not None)
                 states.append(placed.state)
                 logprobs = said.logprobs[place] if place < len(said.logprobs) else ()
-                committed += self._commits.judged(
-                    placed.state, each, logprobs, self._assignment.why_empty(placed, each), now
-                )
+                reasons.append(self._assignment.why_empty(placed, each))
+                committed += self._commits.judged(placed.state, each, logprobs, reasons[-1], now)
             if self._members.get(placed.number) is placed:  # else its answer ended
                 self._assignment.reported(placed, each, now)
                 self._orders.append(Acknowledged(placed.number, placed.epoch, each.round))
@@ -250,9 +249,8 @@ class Lane:
         self._learning.note(applied)
         watch = self._round_watch
         if watch is not None and watch.watched and applied.rounds:
-            watch.reported(
-                Reported(self.facts.name, now, said, applied.rounds, states, self._plans.in_force, self._drafters.name)
-            )
+            plan, name_of = self._plans.in_force, self._drafters.name
+            watch.reported(Reported(self.facts.name, now, said, applied.rounds, states, reasons, plan, name_of))
 
     def _released(self, said: Released) -> None:
         placed = self._find(said.sequence, said.epoch, "released")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.lanes.commits import REASONS
 from coordinator.lanes.conduct import Reported
 from coordinator.watching.watch import RoundPart
 from dspark.rounds.events import RoundReport
@@ -70,14 +69,13 @@ def told(part: RoundPart) -> wire.RoundExplanation:
     confidence = np.asarray(said.confidence, np.float64)[None]
     alive = survival(confidence, np.array([confidence.shape[1]]))[0]
     drafter = made.name_of(said.drafter) if said.confidence else ""
-    empty_because = REASONS.get(said.why_empty, "unspecified") if state.speculates else "policy_off"
     found = wire.RoundExplanation(
         index=state.answer.index,
         round=said.round,
         offset=part.offset,
         policy=str(state.request.policy),
         drafter=drafter,
-        empty_because="" if said.confidence else empty_because,
+        empty_because=made.why_empty[at],
         asked=terms.slots if drafter else 0,
         slots=[
             wire.SlotExplanation(

@@ -119,7 +119,7 @@ class Tracing:
                 "dspark.spec.verified": said.verified,
                 "dspark.spec.accepted": said.accepted,
                 "dspark.spec.committed": part.kept,
-                **({"dspark.spec.without_draft": said.why_empty.replace(" ", "_")} if said.why_empty else {}),
+                **({"dspark.spec.without_draft": made.why_empty[part.at]} if made.why_empty[part.at] else {}),
             }
         )
         within = _child_of(span)

@@ -1,12 +1,14 @@
 """Loaded by every Python process that has this folder on PYTHONPATH: notes what code it lets in, and logs everything.
 
 DSPARK_WATCH names a folder. Unpickling is noted always; code that is compiled or run, libraries that are loaded and
-processes that are begun are noted from the moment the folder holds a file `armed`, imports left out.
+processes that are begun are noted from the moment the folder holds a file `armed`, but for imports and for tracebacks,
+which parse the lines of source that they show.
 """
 
 import logging
 import os
 import sys
+import traceback
 
 _FOLDER = os.environ.get("DSPARK_WATCH", "")
 _ALWAYS = {"pickle.find_class"}
@@ -15,11 +17,12 @@ _BEGINS = {"os.system", "os.exec", "os.posix_spawn", "subprocess.Popen"}
 _busy = False
 
 
-def _importing() -> bool:
-    """Whether an import is at work: modules that a first request needs are loaded then."""
+def _own(event: str) -> bool:
+    """Whether an import is at work, as modules that a first request needs are loaded then, or a traceback is shown."""
     frame = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
+        file = frame.f_code.co_filename
+        if file.startswith("<frozen importlib") or (event == "compile" and file == traceback.__file__):
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
@@ -31,9 +34,9 @@ def _note(event: str, arguments: tuple) -> None:
         return
     _busy = True
     try:
-        if event in _ALWAYS or (os.path.exists(os.path.join(_FOLDER, "armed")) and not _importing()):
+        if event in _ALWAYS or (os.path.exists(os.path.join(_FOLDER, "armed")) and not _own(event)):
             frame = sys._getframe(1)
-            where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            where = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
             with open(os.path.join(_FOLDER, f"events-{os.getpid()}"), "a", encoding="utf-8") as file:
                 file.write(f"{event} {str(arguments)[:200]} at {where}\n")
     finally:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 from fakes import answer_of
 from rounds_cell import RoundsCell, ToyPair, story, virtual
 
+from coordinator import live
+from coordinator.lanes.drafter_assignment import REASONS
 from coordinator.watching.explaining import price, step_of, told
 from coordinator.watching.watch import RoundPart
 from dspark.wire.v1 import control_pb2 as wire
@@ -42,6 +46,12 @@ def test_the_tokens_that_are_told_are_the_answer(policy: str) -> None:
         assert not any(slot.HasField("token_id") for slot in untold)
         assert bool(each.slots) is (each.drafter == "draft/0")
         assert bool(each.slots) is not bool(each.empty_because)
+
+
+def test_the_live_page_has_a_sentence_for_every_reason() -> None:
+    page = (Path(live.__file__).parent / "page" / "words.js").read_text(encoding="utf-8")
+    sentences = set(re.findall(r"^  (\w+): \"", page.partition("const FATES")[0], re.MULTILINE))
+    assert sentences == {*REASONS.values(), "policy_off", "distrusted", "left_out"}
 
 
 def test_what_ended_a_prefix_is_told() -> None:

@@ -16,6 +16,7 @@ from coordinator.lanes.conduct import Conduct
 from coordinator.lanes.request_state import LifeEvent, RequestState
 from coordinator.planning.watchdog import PAUSE_S
 from coordinator.queue.scheduler import FORM_RETRY_S, QueueBounds
+from coordinator.watching import explaining
 from dspark.errors import DsparkError, Overloaded, PeerError, RequestCancelled, Unavailable
 from dspark.rounds.control import Admission, DrafterAt, PassReport, Refused, Up, Use
 from dspark.rounds.events import Acknowledged, DrafterEvent, How, Release, Released, RoundReport, Why
@@ -935,6 +936,10 @@ async def test_where_drafts_do_not_pay_rows_of_a_few_are_sent_until_drafts_pay()
     states = ask(range(16))
     await cell.until(lambda: all(state.stats.rounds >= 20 for state in states))
     assert fed(states) == 4, "to try drafts with"
+    spared = next(state for state in states if state.drafter is None)
+    with cell.explain.request(spared.request.id) as watch:
+        await cell.until(lambda: spared.stats.rounds >= 300)
+        assert {explaining.told(part).empty_because for part in watch.taken()} == {"bypass"}
     assert not cell.metrics.value("empty_blocks_total", reason="no_drafter"), "nobody is missing"
     others = [cell.ask((seed, 7), max_tokens=4000, params=SamplingParams(temperature=1.0)) for seed in range(4)]
     await cell.until(lambda: all(state.stats.rounds >= 5 for state in others))
