@@ -26,10 +26,11 @@ from dspark.rounds.survival import Floats, Ints
 
 WINDOW = 384  # blocks that stand for those to come; a round of more counts whole
 WARM_UP = 32  # blocks before there is an opinion on whether drafts pay
-STAYS = 1.01  # by which another plan has to be better than the one in force
+STAYS = 1.01  # by which another plan has to be better than the one in force ...
+BEGINS = 1.03  # ... and drafts than none: drafters have to be sent everybody's context first
 EXPLORE = 0.004  # share of tokens that trying something may cost, by what is known
 PLAINLY = 0.3  # of that, trying to go without drafts: what plain rounds take changes rarely
-MOST_EXPLORED = 0.25  # of plans
+MOST_EXPLORED = 1 / 16  # of plans
 IN_A_ROW = 2  # plans that try the same: what rounds of a kind take is learned behind another one alone
 RENEWED = 0.02  # learned blocks over blocks in the window, from which on a lane is looked at anew
 PLAN = 1 / 16  # of a block, that every plan counts: what rounds take is learned too, and slowly
@@ -200,7 +201,8 @@ class Planner:
         plain, drafted = self._renewed(lane)
         best = max((plain, *drafted), key=lambda option: option.rate)
         kept = next((each for each in (plain, *drafted) if self._same(each)), best)
-        self._last = kept if best.rate < STAYS * kept.rate else best
+        needed = BEGINS if best.slots and not kept.slots else STAYS
+        self._last = kept if best.rate < needed * kept.rate else best
         chosen = self._last
         # One plan among others fills no pipeline: what is tried keeps the cohorts that are in force.
         tried = [each for each in drafted if each.cohorts == chosen.cohorts] or drafted

@@ -302,6 +302,12 @@ MUTANTS: list[Mutant] = [
             (f"{P}what_is_tried_for_one_plan_keeps_the_cohorts_in_force",),
         ),
         (
+            "drafts begin as easily as they go on",
+            "BEGINS if best.slots and not kept.slots else STAYS",
+            "STAYS",
+            (f"{P}drafts_begin_where_they_bring_more_than_beginning_costs",),
+        ),
+        (
             "a lane that drafts never goes without",
             "PLAINLY * self._share(plain)",
             "0.0 * PLAINLY * self._share(plain)",
