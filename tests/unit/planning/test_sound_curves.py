@@ -105,11 +105,11 @@ def test_noise_moves_a_point_half_way() -> None:
 
 
 def test_the_status_marks_what_was_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    from dspark.cli.status import _print, as_json
+    from dspark.cli.status import _print
     from dspark.client.status import CellStatus, LaneStatus, MeasuredCost
 
     cost = MeasuredCost((1, 4), (64, 128), ((0.1, 0.1), (0.3, 0.4)), "measured", (1,))
-    _print(as_json("h:1", CellStatus(lanes=(LaneStatus(verifier="verify/0", verify_cost=cost),))))
+    _print(CellStatus(lanes=(LaneStatus(verifier="verify/0", verify_cost=cost),)))
     said = capsys.readouterr().out
     assert "1  100.00  100.00*" in said
     assert "not measured: a neighbour's value" in said
