@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
-import signal
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 
@@ -52,27 +48,3 @@ def quiet() -> None:
 def only_rows() -> None:
     """What engines in this process log goes to stderr as well."""
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
-
-
-STOP_GRACE_S = 30.0
-
-
-def stop(process: subprocess.Popen[bytes]) -> bytes:
-    """Ends the program in order, then whatever is left of its group."""
-    process.terminate()
-    try:
-        out, _ = process.communicate(timeout=STOP_GRACE_S)
-    except subprocess.TimeoutExpired:
-        out = b""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    return out or b""
-
-
-def is_row(line: str) -> bool:
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and {"row", "name", "value", "bar", "holds"} <= found.keys()

@@ -11,8 +11,10 @@ commit, the machine and the date.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -23,13 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.pair import leave_in_order
-from benchmarks.row import Row, is_row, note, stop
+from benchmarks.row import Row, note
 from dspark.loadgen.report import machine
 from faults.pair import ROOT
 from faults.rows.table import LONG, QUICK, Entry
 
 RESULTS = ROOT / "benchmarks" / "results"
 BUDGET_S = 900.0  # of the everyday rows together
+STOP_GRACE_S = 30.0
 
 _printing = threading.Lock()
 _running: set[subprocess.Popen[bytes]] = set()
@@ -144,6 +147,27 @@ def _run(entry: Entry, limit_s: float) -> Ended:
             Row(entry.row, entry.words, {"error": missing}, "it gives a row", False).show(as_json=True)
     note(f"row {entry.row}: {seconds:.0f} s")
     return Ended(entry, rows, process.returncode, seconds)
+
+
+def stop(process: subprocess.Popen[bytes]) -> bytes:
+    """Ends the program in order, then whatever is left of its group."""
+    process.terminate()
+    try:
+        out, _ = process.communicate(timeout=STOP_GRACE_S)
+    except subprocess.TimeoutExpired:
+        out = b""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return out or b""
+
+
+def is_row(line: str) -> bool:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and {"row", "name", "value", "bar", "holds"} <= found.keys()
 
 
 if __name__ == "__main__":
