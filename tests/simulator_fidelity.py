@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import math
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -20,13 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+import yaml
 
 from benchmarks.pair import leave_in_order
-from benchmarks.real_cell import FILES, Point, cell, measure, slower
+from benchmarks.real_cell import FILES, cell, questions, sampling, windowed
 from benchmarks.row import Row, note
 from coordinator.simulation.run import simulate
 from coordinator.simulation.scenario import Scenario
 from coordinator.simulation.world import Hops
+from dspark.loadgen.run import LoadPlan
 from dspark.synthetic.spec import load_spec
 
 BAR = 0.05
@@ -74,18 +78,18 @@ async def _predictions(quick: bool, pace: float) -> Row:
 
 async def _compared(file: Path, fitted: Scenario, predicted: list[Scenario], quick: bool, pace: float) -> Row:
     everything = [fitted, *predicted]
-    found: list[list[Point]] = [[] for _ in everything]
+    found: list[list[float]] = [[] for _ in everything]
     with ExitStack() as stack:
         cells = {
             verifiers: stack.enter_context(cell(file, verifiers=verifiers))
             for verifiers in sorted({scenario.verifiers for scenario in everything})
         }
         for _ in range(1 if quick else TURNS):
-            for scenario, points in zip(everything, found, strict=True):
-                points.append(await measure(cells[scenario.verifiers].endpoint, scenario))
-    measured = [statistics.median(point.tok_s for point in points) for points in found]
-    for scenario, points in zip(everything, found, strict=True):
-        note(f"measured {_name(scenario)}: {[round(point.tok_s) for point in points]} tok/s, tau {_tau(points):.2f}")
+            for scenario, rates in zip(everything, found, strict=True):
+                rates.append(await measure(cells[scenario.verifiers].endpoint, scenario))
+    measured = list(map(statistics.median, found))
+    for scenario, rates in zip(everything, found, strict=True):
+        note(f"measured {_name(scenario)}: {list(map(round, rates))} tok/s")
     hops, factor = await asyncio.to_thread(_fit, fitted, measured[0])
     note(f"fitted: hops x {factor:.2f}: {hops}")
     value: dict[str, Any] = {"pace": pace, "hops_factor": round(factor, 3), "points": {}}
@@ -97,7 +101,7 @@ async def _compared(file: Path, fitted: Scenario, predicted: list[Scenario], qui
         worst = max(worst, abs(off))
         value["points"][_name(scenario)] = {
             "measured": round(measured[index], 1),
-            "of_turns": [round(point.tok_s, 1) for point in found[index]],
+            "of_turns": [round(rate, 1) for rate in found[index]],
             "simulated": said["tok_s"],
             "off": round(off, 4),
         }
@@ -106,6 +110,36 @@ async def _compared(file: Path, fitted: Scenario, predicted: list[Scenario], qui
     return Row(
         "simulator", "simulator against real services on synthetic workers, tok/s", value, "within 5 %", worst <= BAR
     )
+
+
+async def measure(endpoint: str, scenario: Scenario) -> float:
+    """Tokens a second under the load of a scenario, for as many real seconds. Raises when a request failed."""
+    longest_s = scenario.warmup_s + scenario.window_s
+    plan = LoadPlan(
+        concurrency=scenario.concurrency,
+        rate=scenario.rate,
+        requests=math.ceil(2 * scenario.rate * longest_s) + 8 if scenario.rate else 0,  # more than arrive in time
+        duration_s=longest_s,
+        seed=scenario.seed,
+    )
+    settle_s = scenario.warmup_s
+    if scenario.rate:  # it counts from the first arrival, the scenario from when the first gap began
+        settle_s -= random.Random(f"arrivals/{scenario.seed}").expovariate(scenario.rate)
+    return await windowed(endpoint, sampling(scenario), questions(scenario), plan, settle_s, scenario.window_s)
+
+
+def slower(file: Path, pace: float, folder: Path) -> Path:
+    """The same pair on devices that take `pace` times as long: what a busy machine can still follow."""
+    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for role in ("verify", "draft"):
+        document[role]["ms"] = [
+            [value * pace for value in row] if isinstance(row, list) else row * pace for row in document[role]["ms"]
+        ]
+    if "prefill_ms" in document["verify"]:
+        document["verify"]["prefill_ms"] *= pace
+    path = folder / file.name
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return path
 
 
 def scaled(factor: float) -> Hops:
@@ -123,10 +157,6 @@ def _fit(scenario: Scenario, tok_s: float) -> tuple[Hops, float]:
         low, high = (middle, high) if said["tok_s"] > tok_s else (low, middle)
     factor = (low * high) ** 0.5
     return scaled(factor), factor
-
-
-def _tau(found: list[Point]) -> float:
-    return statistics.median(point.tau for point in found)
 
 
 def _name(scenario: Scenario) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from benchmarks.real_cell import FILES, questions, slower
+from benchmarks.real_cell import FILES, questions
 from coordinator.simulation.load import shape
 from coordinator.simulation.scenario import Scenario
 from dspark.synthetic.spec import load_spec
+from tests.simulator_fidelity import slower
 
 
 def test_requests_are_the_same_number_for_number() -> None:
