@@ -2,8 +2,7 @@
 
 Two synthetic workers, a coordinator and one front end, a process each; clients in this process, over real gRPC, with
 text both ways. The front end's processor time is what the kernel says. Beside tokens in drafted rounds stand tokens
-without drafts (`off`: a chunk for every token), the same through a front end that lets a client wait for what comes
-within 100 ms, and what the coordinator's own embedded front end adds to its process.
+without drafts (`off`: a chunk for every token).
 """
 
 from __future__ import annotations
@@ -34,38 +33,36 @@ from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
 RATE_BAR, STREAMS_BAR = 12_000.0, 2_000
 TARGET = ROOT / "tests" / "data" / "pair" / "target"  # its tokenizer alone
 TOKENS_EACH = 2048  # token slots of one sequence in the synthetic pools
+STREAMS, HELD = 128, 2048  # clients while the rate is measured; at once in the second part
 CHANNELS = 16
 WAVE = 50  # clients that come at once
-INTERVAL_MS = 100
 WARM_UP_S = 120.0
 SLOW_MS = 500.0  # of a step while streams are held: no answer is over before the last one has begun
 PROMPT = "The module provides"
 
 
-def rows(*, quick: bool, streams: int, held: int) -> Iterator[Row]:
-    """streams: clients while the rate is measured. held: clients at once in the second part."""
+def rows(*, quick: bool) -> Iterator[Row]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 16_384), hard), hard))
     windows, seconds = (3, 2.0) if quick else (7, 4.0)
     with tempfile.TemporaryDirectory() as folder:
-        with _cell(_pair(Path(folder)), 2 * streams) as cell:
-            rate = asyncio.run(_rates(cell, streams, windows, seconds))
+        with _cell(_pair(Path(folder)), 2 * STREAMS) as cell:
+            rate = asyncio.run(_rates(cell, windows, seconds))
         bar = f"at least {RATE_BAR:.0f} committed tokens per CPU second of the front end process"
         yield Row("B6", "front end rate", rate, bar, rate["adaptive"] >= RATE_BAR)
-        with _cell(_pair(Path(folder), SLOW_MS), held) as cell:
-            told = asyncio.run(_hold(cell, held, 64 if quick else 128))
+        with _cell(_pair(Path(folder), SLOW_MS), HELD) as cell:
+            told = asyncio.run(_hold(cell, 64 if quick else 128))
     bar = f"at least {STREAMS_BAR} client streams at once, every one with all its tokens"
     yield Row("B6", "front end streams", told, bar, told["complete"] == told["peak"] >= STREAMS_BAR)
 
 
 @contextlib.contextmanager
 def _cell(pair: Path, room: int) -> Iterator[ProcessCell]:
-    """Workers, a coordinator and two front ends, one of which lets clients wait."""
+    """Workers, a coordinator and a front end."""
     served = {"max_running": room, "max_queued": room, "max_prefills": 256, "request_deadline_s": 1200}
     own: dict[str, Any] = {"kind": real_cell.AnywhereCell, "target": TARGET, "coordinator": served}
     with real_cell.workers(pair, room=2 * room, tokens_each=TOKENS_EACH, **own) as cell:
         cell.add_front_end(request_deadline_s=1200, max_streams=2 * room)
-        cell.add_front_end(chunk_interval_ms=INTERVAL_MS)
         yield cell
 
 
@@ -142,59 +139,48 @@ class Clients:
                 return
 
 
-async def _rates(cell: ProcessCell, streams: int, windows: int, seconds: float) -> dict[str, Any]:
+async def _rates(cell: ProcessCell, windows: int, seconds: float) -> dict[str, Any]:
     """Committed tokens that reached clients per CPU second of the front end, by policy; medians."""
-    value: dict[str, Any] = {"streams": streams}
-    coordinator, plain, paced = (cell.children[name] for name in ("coordinator/0", "frontend/0", "frontend/1"))
-    for name, policy, front in (
-        ("adaptive", "adaptive", plain),
-        ("off", "off", plain),
-        (f"off_every_{INTERVAL_MS}_ms", "off", paced),
-    ):
-        rates, tokens, chunks, walls = [], 0, 0, 0.0
-        async with _clients(front.endpoint, streams, policy) as heard:
+    value: dict[str, Any] = {"streams": STREAMS}
+    front = cell.children["frontend/0"]
+    for policy in ("adaptive", "off"):
+        rates = []
+        async with _clients(front.endpoint, policy) as heard:
+            tokens, chunks, began = heard.tokens, heard.chunks, time.monotonic()
             for _ in range(windows):
-                said, sent, at, spent = heard.tokens, heard.chunks, time.monotonic(), cpu_seconds(front.pid)
+                said, spent = heard.tokens, cpu_seconds(front.pid)
                 await asyncio.sleep(seconds)
-                spent = cpu_seconds(front.pid) - spent
-                rates.append((heard.tokens - said) / spent)
-                tokens, chunks = tokens + heard.tokens - said, chunks + heard.chunks - sent
-                walls += time.monotonic() - at
-        note(f"{name}: {[round(rate) for rate in rates]} tokens per CPU second")
-        value[name] = round(statistics.median(rates))
-        value[f"{name}_tokens_per_chunk"] = round(tokens / max(chunks, 1), 2)
-        value[f"{name}_tokens_per_second"] = round(tokens / walls)
-    for name, asked in (("coordinator_cpu_us_per_token", plain), ("embedded_us", coordinator)):
-        async with _clients(asked.endpoint, streams, "adaptive") as heard:
-            before, spent = heard.tokens, cpu_seconds(coordinator.pid)
-            await asyncio.sleep(windows * seconds / 2)
-            spent = cpu_seconds(coordinator.pid) - spent
-            value[name] = round(1e6 * spent / max(heard.tokens - before, 1), 1)
+                rates.append((heard.tokens - said) / (cpu_seconds(front.pid) - spent))
+            tokens, chunks, took = heard.tokens - tokens, heard.chunks - chunks, time.monotonic() - began
+        note(f"{policy}: {[round(rate) for rate in rates]} tokens per CPU second")
+        value[policy] = round(statistics.median(rates))
+        value[f"{policy}_tokens_per_chunk"] = round(tokens / max(chunks, 1), 2)
+        value[f"{policy}_tokens_per_second"] = round(tokens / took)
     return value
 
 
 @contextlib.asynccontextmanager
-async def _clients(endpoint: str, streams: int, policy: str) -> AsyncIterator[Heard]:
+async def _clients(endpoint: str, policy: str) -> AsyncIterator[Heard]:
     """Clients that have all begun to hear."""
     clients = Clients(endpoint)
     try:
-        await clients.ask(streams, policy, 1 << 11, forever=True)
+        await clients.ask(STREAMS, policy, 1 << 11, forever=True)
         async with asyncio.timeout(WARM_UP_S):
-            await clients.started(streams)
+            await clients.started(STREAMS)
         await asyncio.sleep(1.0)
         yield clients.heard
     finally:
         await clients.close()
 
 
-async def _hold(cell: ProcessCell, streams: int, tokens: int) -> dict[str, Any]:
+async def _hold(cell: ProcessCell, tokens: int) -> dict[str, Any]:
     """All clients at once, and what becomes of them."""
     front = cell.children["frontend/0"]
     with cell.client() as client:
         port = next(each.metrics_port for each in client.status().processes if each.name == front.name)
     clients = Clients(front.endpoint)
     began, spent = time.monotonic(), cpu_seconds(front.pid)
-    await clients.ask(streams, "adaptive", tokens, forever=False)
+    await clients.ask(HELD, "adaptive", tokens, forever=False)
     ended = asyncio.create_task(clients.ended())
     peak = 0.0
     while not ended.done():

@@ -10,13 +10,11 @@ leaves while it is measured. Beside it, in the same run, what is left without dr
 from __future__ import annotations
 
 import asyncio
-import cProfile
 import itertools
 import statistics
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from benchmarks import real_cell
 from benchmarks.row import Row, note, quiet
@@ -35,6 +33,7 @@ from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import frontend_pb2
 
 WITH_DRAFTS, PLAIN = 100_000.0, 60_000.0
+SEQUENCES = 256  # in rounds at one time
 PROMPT = 32
 ANSWER = 1 << 14  # longer than any measurement
 ANSWER_S = 3600.0  # likewise
@@ -44,58 +43,39 @@ WARM_UP_ROUNDS = 24  # all are in, evidence is there
 _numbers: Iterator[int] = itertools.count(1)  # of requests: none is used twice
 
 
-def row(*, quick: bool, sequences: int, policy: str, profile: Path | None) -> Row:
-    """sequences: in rounds at one time. profile: where a cProfile of the measured stretch is written."""
+def row(*, quick: bool) -> Row:
     quiet()
     windows, seconds = (3, 1.5) if quick else (7, 3.0)
-    value: dict[str, object] = {"sequences": sequences}
+    value: dict[str, object] = {"sequences": SEQUENCES}
     rate: dict[str, int] = {}
-    with real_cell.workers(room=2 * sequences) as workers:
-        for each in (policy, "off"):
-            to = profile if each != "off" else None
-            rates, per_round = asyncio.run(_measure(workers, each, sequences, windows, seconds, to))
-            rate[each] = round(statistics.median(rates))
-            note(f"{each}: {[round(rate) for rate in rates]} tokens per CPU second, {per_round:.2f} tokens a round")
-            if each != "off":
+    with real_cell.workers(room=2 * SEQUENCES) as workers:
+        for policy in ("adaptive", "off"):
+            rates, per_round = asyncio.run(_measure(workers, policy, windows, seconds))
+            rate[policy] = round(statistics.median(rates))
+            note(f"{policy}: {[round(rate) for rate in rates]} tokens per CPU second, {per_round:.2f} tokens a round")
+            if policy != "off":
                 value["tokens_per_round"] = round(per_round, 2)
     bar = f"committed tokens per CPU second of the lane process, at least {WITH_DRAFTS:.0f}; {PLAIN:.0f} plain"
-    holds = rate[policy] >= WITH_DRAFTS and rate["off"] >= PLAIN
+    holds = rate["adaptive"] >= WITH_DRAFTS and rate["off"] >= PLAIN
     return Row("B6", "lane rate", value | rate, bar, holds)
 
 
-async def _measure(
-    workers: ProcessCell,
-    policy: str,
-    sequences: int,
-    windows: int,
-    seconds: float,
-    profile_to: Path | None,
-) -> tuple[list[float], float]:
+async def _measure(workers: ProcessCell, policy: str, windows: int, seconds: float) -> tuple[list[float], float]:
     """Tokens per CPU second of every window, and tokens a round over all of them."""
-    async with _running_lane(workers, policy, sequences) as lane:
+    async with _running_lane(workers, policy) as lane:
         rates, rounds, tokens = [], lane.rounds, lane.committed_by_rounds
-        profile = cProfile.Profile()
-        if profile_to is not None:
-            profile.enable()
         for _ in range(windows):
             before, began = lane.committed_by_rounds, time.process_time()
             await asyncio.sleep(seconds)
             rates.append((lane.committed_by_rounds - before) / (time.process_time() - began))
-        if profile_to is not None:
-            profile.disable()
-            profile.dump_stats(profile_to)
         return rates, (lane.committed_by_rounds - tokens) / (lane.rounds - rounds)
 
 
 @asynccontextmanager
-async def _running_lane(
-    workers: ProcessCell,
-    policy: str,
-    sequences: int,
-) -> AsyncIterator[Lane]:
+async def _running_lane(workers: ProcessCell, policy: str) -> AsyncIterator[Lane]:
     """A lane in the middle of its rounds."""
     clock, metrics = asyncio.get_running_loop(), Metrics()
-    admission = Scheduler(QueueBounds(max_running=sequences, max_queued=sequences), clock, metrics)
+    admission = Scheduler(QueueBounds(max_running=SEQUENCES, max_queued=SEQUENCES), clock, metrics)
     lanes = LaneContext(clock, metrics, Monitor(metrics), Conduct())
     membership = Membership(admission, lanes, WorkerAccess())
     addresses = [
@@ -111,7 +91,7 @@ async def _running_lane(
         hello = frontend_pb2.FrontendHello(name="frontend/0")
         attachment = FrontendConnection(cell, hello, clock, metrics)
         front = asyncio.create_task(_read(attachment))
-        requests = [_submit(next(_numbers), policy) for _ in range(sequences)]
+        requests = [_submit(next(_numbers), policy) for _ in range(SEQUENCES)]
         attachment.heard(frontend_pb2.FrontendBatch(submits=requests))
         names = [submit.request.request_id for submit in requests]
         async with asyncio.timeout(WARM_UP_S):
