@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     only_rows()
     pair = chosen(args)
     if args.what == "tau":
-        row = tau.row(pair, quick=args.quick, table=args.table, shown=not args.json)
+        row = tau.row(pair, quick=args.quick, file=args.table)
     elif args.what == "threads":
         row = threads.row(pair)
     else:

@@ -41,14 +41,11 @@ class Without:
 
 
 _NO_BLOCKS = "dspark.native.attention.PagedAttention.for_blocks"
-_NO_HALF, _NO_PACKING = "dspark.model.products.half_works", "dspark.model.products.packing_works"
+_NO_HALF = "dspark.model.products.half_works"
 KERNELS = {
     "attention": Without({"attention_kernel": False}, loading=(_NO_BLOCKS,)),
     "half products": Without(loading=(_NO_HALF,)),
     "lean layers": Without({"lean_layers": False}),
-    "everything": Without(
-        {"attention_kernel": False, "lean_layers": False}, loading=(_NO_BLOCKS, _NO_HALF, _NO_PACKING)
-    ),
     "torch.compile": Without({"attention_kernel": False, "lean_layers": False}, (_NO_BLOCKS,), compiled=True),
 }
 

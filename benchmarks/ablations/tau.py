@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,45 +34,27 @@ LONGEST_PROMPT = 160
 FORMS = ("bfloat16", FP8)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One line of the table; the defaults are those of a deployment."""
+class Drafting(NamedTuple):
+    """How a block is drafted; the defaults are those of a deployment."""
 
-    group: str
-    name: str
     rule: Rule = Rule.BLOCK
     entries: int = 64
     rows: str = FORMS[0]
     missing: int = 0  # newest context rows the drafter has to do without
 
-    @property
-    def alike(self) -> tuple[Rule, int, str, int]:
-        """Settings of equal parts draft the same blocks."""
-        return (self.rule, self.entries, self.rows, self.missing)
 
-
-@dataclass
-class SettingResult:
-    """What a setting gave. error, more_error: standard errors of tau and of `more`."""
-
-    group: str
-    name: str
-    temperature: float
-    tau: float
-    error: float
-    more: float  # over the deployed setting, in shares of its tau
-    more_error: float
-    by_domain: dict[str, float]
+DEPLOYED = Drafting()
+Setting = tuple[str, str, Drafting]  # group, name
 
 
 @dataclass
 class AnswerStream:
-    """One answer under way. worth: tokens by setting, over all rounds."""
+    """One answer under way. worth: tokens over all rounds."""
 
     domain: str
     answer: EngineAnswer
     rounds: int = 0
-    worth: dict[tuple[Rule, int, str, int], float] = field(default_factory=dict)
+    worth: defaultdict[Drafting, float] = field(default_factory=lambda: defaultdict(float))
 
     @property
     def committed(self) -> int:
@@ -81,52 +64,35 @@ class AnswerStream:
 
 def settings(vocab: int, temperature: float) -> list[Setting]:
     """The table at one temperature; greedy drafts have one entry and one rule."""
-    made = []
+    made: list[Setting] = []
     if temperature > 0:
         made += [
-            Setting("entries", f"{rule.name.lower()}, K = {'full' if count == vocab else count}", rule, count)
+            ("entries", f"{rule.name.lower()}, K = {'full' if count == vocab else count}", Drafting(rule, count))
             for rule in (Rule.BLOCK, Rule.COUPLED)
             for count in (16, 64, 256, vocab)
         ]
-        made += [Setting("rule", rule.name.lower(), rule) for rule in Rule]
-    made += [Setting("rows", form, rows=form) for form in FORMS]
-    made += [Setting("missing rows", f"last {count} missing", missing=count) for count in (0, 1, 2, 4, 8)]
+        made += [("rule", rule.name.lower(), Drafting(rule)) for rule in Rule]
+    made += [("rows", form, Drafting(rows=form)) for form in FORMS]
+    made += [("missing rows", f"last {count} missing", Drafting(missing=count)) for count in (0, 1, 2, 4, 8)]
     return made
 
 
-def row(pair: Pair, *, quick: bool, table: Path | None, shown: bool) -> Row:
-    """table: where it is written as JSON. shown: for people, too."""
+def row(pair: Pair, *, quick: bool, file: Path | None) -> Row:
+    """file: where the table is written as JSON."""
     prompts, tokens = (QUICK_PROMPTS, QUICK_TOKENS) if quick else (PROMPTS, TOKENS)
     bench = Bench(pair, prompts, tokens)
-    lines: list[SettingResult] = []
+    table: list[dict[str, Any]] = []
     for temperature in (1.0, 0.0):
         wanted = settings(bench.vocab, temperature)
-        streams = bench.run(wanted, temperature)
-        lines += [_line(setting, temperature, streams) for setting in wanted]
+        streams = bench.run([drafting for _, _, drafting in wanted], temperature)
+        for group, name, drafting in wanted:
+            about = {"group": group, "name": name, "temperature": temperature}
+            table.append(about | compared(drafting, streams))
         note(f"T = {temperature:g}: {sum(stream.rounds for stream in streams)} rounds")
-    rounded = [_rounded(line) for line in lines]
-    if table:
-        table.write_text(json.dumps(rounded, indent=1) + "\n", encoding="utf-8")
-    if shown:
-        print(markdown(lines))
-    value = {"prompts": prompts * len(DOMAINS), "tokens_each": tokens, "table": rounded}
+    if file:
+        file.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    value = {"prompts": prompts * len(DOMAINS), "tokens_each": tokens, "table": table}
     return Row("B8", "tau by entries, rule, rows and missing rows", value, "a table", True)
-
-
-def markdown(lines: Sequence[SettingResult]) -> str:
-    """The table for people."""
-    head = [
-        "| | | T | tau | against the deployed | " + " | ".join(DOMAINS) + " |",
-        "| --- | --- | --- | --- | --- |" + " --- |" * len(DOMAINS),
-    ]
-    body = [
-        f"| {line.group} | {line.name} | {line.temperature:g} | {line.tau:.2f} ± {line.error:.2f} | "
-        + (f"{line.more:+.1%} ± {line.more_error:.1%}" if line.more_error else "itself")
-        + "".join(f" | {line.by_domain[domain]:.2f}" for domain in DOMAINS)
-        + " |"
-        for line in lines
-    ]
-    return "\n".join(head + body)
 
 
 class Bench:
@@ -144,8 +110,8 @@ class Bench:
             for prompt in pair.prompts(domain, prompts)
         ]
 
-    def run(self, wanted: Sequence[Setting], temperature: float) -> list[AnswerStream]:
-        """Decodes every prompt; each stream ends with the worth of every setting."""
+    def run(self, wanted: Sequence[Drafting], temperature: float) -> list[AnswerStream]:
+        """Decodes every prompt; each stream ends with the worth of every way to draft."""
         room = self._tokens + self._engines.drafter.shape.block_size + 2
         streams = []
         for number, (domain, prompt) in enumerate(self._asked):
@@ -156,47 +122,44 @@ class Bench:
         self._engines.release(stream.answer for stream in streams)
         return streams
 
-    def _round(self, running: Sequence[AnswerStream], wanted: Sequence[Setting]) -> None:
-        deployed, answers = Setting("", ""), [stream.answer for stream in running]
-        drafted = {setting.alike: self._drafts(answers, setting) for setting in (deployed, *wanted)}
+    def _round(self, running: Sequence[AnswerStream], wanted: Sequence[Drafting]) -> None:
+        answers = [stream.answer for stream in running]
+        drafted = {drafting: self._drafts(answers, drafting) for drafting in (DEPLOYED, *wanted)}
         for place, stream in enumerate(running):
-            self._weigh(stream, {alike: blocks[place] for alike, blocks in drafted.items()})
+            self._weigh(stream, {drafting: blocks[place] for drafting, blocks in drafted.items()})
             stream.rounds += 1
-        self._engines.judge(answers, drafted[deployed.alike])
+        self._engines.judge(answers, drafted[DEPLOYED])
 
-    def _drafts(self, answers: Sequence[EngineAnswer], setting: Setting) -> list[Block]:
-        self._engines.drafter.config = replace(self._deployed, q_entries=setting.entries)
-        return self._engines.draft(answers, form=setting.rows, missing=setting.missing, rule=setting.rule)
+    def _drafts(self, answers: Sequence[EngineAnswer], how: Drafting) -> list[Block]:
+        self._engines.drafter.config = replace(self._deployed, q_entries=how.entries)
+        return self._engines.draft(answers, form=how.rows, missing=how.missing, rule=how.rule)
 
-    def _weigh(self, stream: AnswerStream, blocks: dict[tuple[Rule, int, str, int], Block]) -> None:
+    def _weigh(self, stream: AnswerStream, blocks: dict[Drafting, Block]) -> None:
         """Adds what each block is worth; the target looks at blocks of equal ids once."""
         answer, different = stream.answer, list(dict.fromkeys(tuple(block.token_ids) for block in blocks.values()))
         probs = dict(zip(different, probs_behind(self._target, answer.tokens, different, answer.params), strict=True))
-        for alike, block in blocks.items():
-            params = replace(answer.params, rule=alike[0])
+        for drafting, block in blocks.items():
+            params = replace(answer.params, rule=drafting.rule)
             worth = committed(block, probs[tuple(block.token_ids)], params, answer.cursor.anchor_position)
-            stream.worth[alike] = stream.worth.get(alike, 0.0) + worth
+            stream.worth[drafting] += worth
 
 
-def _line(setting: Setting, temperature: float, streams: Sequence[AnswerStream]) -> SettingResult:
-    deployed = Setting("", "").alike
+def compared(drafting: Drafting, streams: Sequence[AnswerStream]) -> dict[str, Any]:
+    """more: over the deployed setting's tau, in shares of it. error, more_error: standard errors of tau and of more."""
     rounds = np.array([float(stream.rounds) for stream in streams])
-    own = np.array([stream.worth[setting.alike] for stream in streams])
-    base = np.array([stream.worth[deployed] for stream in streams])
+    own = np.array([stream.worth[drafting] for stream in streams])
+    base = np.array([stream.worth[DEPLOYED] for stream in streams])
     domains = np.array([DOMAINS.index(stream.domain) for stream in streams])
     tau, error = _ratio(own, rounds, domains)
     more, more_error = _ratio(own - base, rounds, domains)
     scale = float(_ratio(base, rounds, domains)[0].mean())
-    return SettingResult(
-        setting.group,
-        setting.name,
-        temperature,
-        float(tau.mean()),
-        error,
-        float(more.mean()) / scale,
-        more_error / scale,
-        dict(zip(DOMAINS, tau.tolist(), strict=True)),
-    )
+    return {
+        "tau": round(float(tau.mean()), 4),
+        "error": round(error, 4),
+        "more": round(float(more.mean()) / scale, 4),
+        "more_error": round(more_error / scale, 4),
+        "by_domain": {domain: round(value, 3) for domain, value in zip(DOMAINS, tau.tolist(), strict=True)},
+    }
 
 
 Floats = npt.NDArray[np.float64]
@@ -211,11 +174,3 @@ def _ratio(sums: Floats, rounds: Floats, domains: npt.NDArray[np.int64]) -> tupl
         variance += float(((sums[its] - ratio * rounds[its]) ** 2).sum()) / float(rounds[its].sum()) ** 2
         made.append(ratio)
     return np.array(made), math.sqrt(variance) / len(DOMAINS)
-
-
-def _rounded(line: SettingResult) -> dict[str, Any]:
-    plain = asdict(line)
-    return {
-        **{name: round(value, 4) if isinstance(value, float) else value for name, value in plain.items()},
-        "by_domain": {domain: round(value, 3) for domain, value in line.by_domain.items()},
-    }
