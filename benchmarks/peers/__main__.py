@@ -34,7 +34,11 @@ from benchmarks.turns import ratios, rotated
 WARM_TOKENS = 8
 OURS, REFERENCE = "dspark", "transformers generate"
 VLLM, LLAMA = "DSPARK_VLLM_PYTHON", "DSPARK_LLAMA_PYTHON"
-VLLM_MODES: Mapping[str, Mapping[str, Any]] = {"fp32": {}, "bf16": {"dtype": "bfloat16"}, "fp32 ngram": {"ngram": True}}
+VLLM_MODES: Mapping[str, Mapping[str, Any]] = {
+    "vllm float32": {},
+    "vllm bfloat16": {"dtype": "bfloat16"},
+    "vllm float32 ngram": {"ngram": True},
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -101,6 +105,7 @@ def _merge(value: dict[str, Any], more: Mapping[str, Mapping[str, Any]]) -> None
 
 
 Start = Callable[[ExitStack], list[Contestant]]  # what it starts ends with the stack
+Make = Callable[..., AbstractContextManager[Contestant]]  # by the contestant's name
 
 
 def _peers(
@@ -113,32 +118,32 @@ def _peers(
         peer.tune(prompt)
         return [*peer.modes()]
 
-    def started(
-        stack: ExitStack, name: str, make: Callable[[], AbstractContextManager[Contestant]]
-    ) -> list[Contestant]:
+    def started(name: str, stack: ExitStack, make: Make) -> list[Contestant]:
+        """The one of this name; nobody when it does not come up."""
         try:
-            peer = stack.enter_context(make())
+            peer = stack.enter_context(make(name))
         except Absent as reason:
             absent[name] = str(reason)
             return []
-        note(f"{peer.name} is up")
+        note(f"{name} is up")
         return [peer]
 
     def llama(stack: ExitStack) -> list[Contestant]:
         plain = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dspark-peers-"))) / "f16.gguf"
         write_f16(args.gguf, plain)
-        full, packed = "llama.cpp F16", "llama.cpp as packed"
-        return [
-            *started(stack, full, partial(LlamaCpp, args.llama_python, plain, "F16", used)),
-            *started(stack, packed, partial(LlamaCpp, args.llama_python, args.gguf, "as packed", used)),
-        ]
+        files = {"llama.cpp F16": plain, "llama.cpp as packed": args.gguf}
+        up = (
+            started(name, stack, partial(LlamaCpp, python=args.llama_python, file=file, cores=used))
+            for name, file in files.items()
+        )
+        return [peer for each in up for peer in each]
 
     yield transformers
     if args.assistant is None:
         absent["transformers assisted"] = "no --assistant was named"
-    for mode, options in VLLM_MODES.items():
-        make = partial(VllmServer, args.vllm_python, pair.target, used, **options)
-        yield partial(started, name=f"vllm {mode}", make=make)
+    for name, options in VLLM_MODES.items():
+        make = partial(VllmServer, python=args.vllm_python, target=pair.target, cores=used, **options)
+        yield partial(started, name, make=make)
     if args.gguf is None:
         absent["llama.cpp"] = f"{NOT_INSTALLED}: no --gguf was named"
     else:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, Self
 
+ROOT = Path(__file__).resolve().parents[2]
 NOT_INSTALLED = "peer not installed"
 
 
@@ -20,3 +25,44 @@ class Contestant(Protocol):
 
 class Absent(Exception):
     """A peer that is not there; the message says why."""
+
+
+class Peer:
+    """A program that runs in an environment of its own and ends with this process; a context manager.
+
+    python: of that environment; raises Absent without one.
+    """
+
+    def __init__(self, python: Path | None) -> None:
+        if python is None or not python.is_file():
+            raise Absent(NOT_INSTALLED if python is None else f"{NOT_INSTALLED}: {python} is no file")
+        self.python = python
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, words: Sequence[str], environment: Mapping[str, str], **pipes: Any) -> subprocess.Popen[bytes]:
+        """The environment's python with these words. Threads are the program's own choice."""
+        command = [sys.executable, "-m", "benchmarks.peers.leash", str(os.getpid()), str(self.python), *words]
+        kept = {key: value for key, value in os.environ.items() if key not in ("OMP_NUM_THREADS", "PYTHONPATH")}
+        self._process = subprocess.Popen(command, cwd=ROOT, env=kept | dict(environment), **pipes)
+        return self._process
+
+    def await_ready(self) -> None:
+        """Starts it; returns when it can be asked. Raises Absent when it does not come up."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(30)
+            self._process = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.await_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -16,13 +16,12 @@ class LlamaCpp(PeerWorker):
 
     most = 0
 
-    def __init__(self, python: Path | None, file: Path, name: str, cores: Sequence[int]) -> None:
+    def __init__(self, name: str, python: Path | None, file: Path, cores: Sequence[int]) -> None:
         super().__init__(python, "benchmarks.peers.llama_worker", [f"--gguf={file}", f"--threads={len(cores)}"])
-        self.name = f"llama.cpp {name}"
+        self.name = name
 
     def answers(self, prompts: Sequence[list[int]], tokens: int) -> list[list[int]]:
-        ids: list[list[int]] = self.ask(prompts=list(prompts), tokens=tokens)["ids"]
-        return ids
+        return self.ask(prompts=prompts, tokens=tokens)
 
 
 def write_f16(source: Path, file: Path) -> None:

@@ -15,17 +15,16 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gguf", required=True)
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--parent-pid", type=int, required=True)
     args = parser.parse_args(argv)
     threads = args.threads
     model = Llama(args.gguf, n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False)
 
-    def answer(asked: dict[str, Any]) -> dict[str, Any]:
+    def answer(asked: dict[str, Any]) -> list[list[int]]:
         # `generate` goes on behind a stop token, as everybody here does.
         made = (islice(model.generate(prompt, temp=0.0), asked["tokens"]) for prompt in asked["prompts"])
-        return {"ids": [list(map(int, ids)) for ids in made]}
+        return [list(map(int, ids)) for ids in made]
 
-    serve(args.parent_pid, answer)
+    serve(answer)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from pathlib import Path
 from benchmarks.peers.worker import PeerWorker
 
 TRIAL_TOKENS = 24
-LOOKUP_SLOTS = 4  # tokens that prompt lookup proposes at a time
 
 
 class TransformersWorker(PeerWorker):
@@ -22,7 +21,7 @@ class TransformersWorker(PeerWorker):
 
     def __init__(self, target: Path, assistant: Path | None, cores: Sequence[int]) -> None:
         words = [f"--target={target}", *([f"--assistant={assistant}"] if assistant else [])]
-        super().__init__(sys.executable, "benchmarks.peers.transformers_worker", words)
+        super().__init__(Path(sys.executable), "benchmarks.peers.transformers_worker", words)
         self._cores = cores
         self._assisted = assistant is not None
         self.threads = 1
@@ -43,9 +42,7 @@ class TransformersWorker(PeerWorker):
         self.threads = min(taken, key=taken.__getitem__)
 
     def run(self, prompts: Sequence[list[int]], tokens: int, mode: str, threads: int) -> list[list[int]]:
-        asked = {"prompts": list(prompts), "tokens": tokens, "mode": mode, "threads": threads, "slots": LOOKUP_SLOTS}
-        ids: list[list[int]] = self.ask(**asked)["ids"]
-        return ids
+        return self.ask(prompts=prompts, tokens=tokens, mode=mode, threads=threads)
 
 
 class TransformersMode:

@@ -10,26 +10,27 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.peers.worker import serve
 
+LOOKUP_SLOTS = 4  # tokens that prompt lookup proposes at a time
+
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", required=True)
     parser.add_argument("--assistant", default="")
-    parser.add_argument("--parent-pid", type=int, required=True)
     args = parser.parse_args(argv)
     target = _load(args.target)
     assistant = _load(args.assistant) if args.assistant else None
 
-    def answer(asked: dict[str, Any]) -> dict[str, Any]:
+    def answer(asked: dict[str, Any]) -> list[list[int]]:
         torch.set_num_threads(asked["threads"])
         extra: dict[str, Any] = {}
         if asked["mode"] == "assisted":
             extra["assistant_model"] = assistant
         elif asked["mode"] == "prompt lookup":
-            extra["prompt_lookup_num_tokens"] = asked["slots"]
-        return {"ids": _answer(target, asked["prompts"], asked["tokens"], extra)}
+            extra["prompt_lookup_num_tokens"] = LOOKUP_SLOTS
+        return _answer(target, asked["prompts"], asked["tokens"], extra)
 
-    serve(args.parent_pid, answer)
+    serve(answer)
 
 
 def _load(folder: str) -> Any:

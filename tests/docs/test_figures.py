@@ -1,6 +1,6 @@
 """Figures in the pages are those of the result files.
 
-A figure is tied to its file by a link, `[1.70](results/peers.json "0/value/over/vllm fp32")`: the link's title is
+A figure is tied to its file by a link, `[1.70](results/peers.json "0/value/over/vllm float32")`: the link's title is
 the way to the number, by keys and places in lists; a file of several JSON lines is a list of them. What stands in the
 brackets must be that number rounded to as many decimals; with % a hundredfold of it, with GB behind it a
 billionth.

@@ -44,4 +44,4 @@ def test_everybody_gives_the_ids_of_transformers(
         assert min(value["tok_s"].values()) > 0
         assert value["tokens_a_round"]["dspark off"] == 1.0
         assert all(why.startswith("peer not installed") for name, why in value["absent"].items())
-        assert {"vllm fp32", "vllm bf16", "llama.cpp"} <= set(value["absent"])
+        assert {"vllm float32", "vllm bfloat16", "llama.cpp"} <= set(value["absent"])
