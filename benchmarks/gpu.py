@@ -3,7 +3,7 @@
     python -m benchmarks.gpu                   # needs CUDA; without it the rows say so
     python -m benchmarks.gpu --tiny            # a toy shape on any device: only shows that the program runs
     python -m benchmarks.gpu --only steps      # one part of three; `engines` and `steps` need no grpcio
-    python -m benchmarks.gpu --out gpu.json    # keeps all rows, and the table of steps beside them (gpu.md)
+    python -m benchmarks.gpu --out gpu.json    # keeps all rows
 
 **steps**: what a step of 1 to 64 sequences and 1 to 512 tokens, a draft and the rule alone take, beside the least that
 reading weights and caches once could take here; with recorded passes and without, the rule compiled and not.
@@ -23,7 +23,7 @@ import math
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -48,7 +48,7 @@ MOST_OVER_FLOOR = 1.3
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="a toy shape on any device")
-    parser.add_argument("--only", choices=["steps", "served", "engines"], help="one of the three")
+    parser.add_argument("--only", choices=PARTS, help="one of the three")
     parser.add_argument("--out", type=Path, metavar="FILE", help="keep the rows as JSON")
     parser.add_argument("--part-s", type=float, default=480.0, help="seconds after which steps leave the rest out")
     parser.add_argument("--page-size", type=int, default=256, help="token slots of a page")
@@ -56,105 +56,88 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON row per part")
     args = parser.parse_args(argv)
     only_rows()
-    parts = {"steps": _steps_row, "served": _served_row, "engines": _engines_row}
     rows: list[Row] = []
-    for part, make in parts.items():
+    for part, (what, bar, measure, held) in PARTS.items():
         if args.only not in (None, part):
             continue
-        try:
-            row = make(args)
-        except Exception as error:  # the next part may have room
-            traceback.print_exc()
-            said = f"{type(error).__name__}: {error}"
-            row = Row(f"B7 {part}", _name(args, "a part that failed"), said, "a figure", False)
-        rows.append(row)
+        value: dict[str, Any] = {"device": _device_name(), "torch": torch.__version__}
+        holds: bool | None = None
+        if args.tiny or torch.cuda.is_available():
+            try:
+                measure(args, value)
+                holds = None if args.tiny else held(value)
+            except Exception as error:  # what was measured stays, and the next part may have room
+                traceback.print_exc()
+                value["error"], holds = f"{type(error).__name__}: {error}", False
+        shape = "toy shape, shows only that it runs" if args.tiny else "Qwen3-8B shape, bf16, random weights"
+        rows.append(Row(f"B7 {part}", f"{shape}: {what} on one device", value, bar, holds))
         if args.out is not None:  # now, whatever becomes of the next part
             args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
     return max(row.show(as_json=args.json) for row in rows)
 
 
-def _steps_row(args: argparse.Namespace) -> Row:
-    lines: list[dict[str, Any]] = []
-    try:
-        lines.extend(_steps(args) if _measurable(args) else ())
-    finally:  # the table of what there is
-        if args.out is not None:
-            args.out.with_suffix(".md").write_text(gpu_steps.table(lines) + "\n", encoding="utf-8")
-    floors = [
-        line["over_floor"] for line in lines if line["part"] == "step" and line["sequences"] == line["tokens"] == 1
-    ]
-    holds = min(floors) <= MOST_OVER_FLOOR if floors and not args.tiny else None
-    bar = f"a step of one token within {MOST_OVER_FLOOR:g}x of reading weights and cache once"
-    value = {"device": _device_name(), "torch": torch.__version__, "lines": lines} if _measurable(args) else "no GPU"
-    return Row("B7 steps", _name(args, "the parts of a round"), value, bar, holds)
-
-
-def _steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _steps(args: argparse.Namespace, value: dict[str, Any]) -> None:
     device, shape, context = _device(), _shape(args), 64 if args.tiny else CONTEXT
     room = max(gpu_steps.TINY_SEQUENCES if args.tiny else gpu_steps.SEQUENCES) * (context + 64)
+    lines = value["lines"] = list[dict[str, Any]]()
     with _written(args) as pair:
-        yield from gpu_steps.measure(lambda graphs: _engines(pair, args, room, graphs), args, shape, device, context)
+        for line in gpu_steps.measure(lambda graphs: _engines(pair, args, room, graphs), args, shape, device, context):
+            lines.append(line)
 
 
-def _served_row(args: argparse.Namespace) -> Row:
-    bar = f"above {SGLANG_TOK_S:,.0f} tok/s at 48 streams (SGLang, published)"
-    value, holds = _served(args) if _measurable(args) else ("no GPU", None)
-    return Row("B7 served", _name(args, "three services"), value, bar, holds)
+def _within_floor(value: dict[str, Any]) -> bool | None:
+    alone = [line for line in value["lines"] if line["part"] == "step" and line["sequences"] == line["tokens"] == 1]
+    return min(line["over_floor"] for line in alone) <= MOST_OVER_FLOOR if alone else None
 
 
-def _engines_row(args: argparse.Namespace) -> Row:
-    value: object = measure(args) if _measurable(args) else "no GPU"
-    return Row("B7 engines", _name(args, "both engines in one process"), value, "a table", None)
+def _served(args: argparse.Namespace, value: dict[str, Any]) -> None:
+    from benchmarks.gpu_served import measure
+
+    with _written(args) as pair:
+        measure(pair, value, tiny=args.tiny, page_size=args.page_size, graphs=not args.no_graphs, mean=MEAN)
+
+
+def _alone(args: argparse.Namespace, value: dict[str, Any]) -> None:
+    """Every point, one after the other, on the same two engines."""
+    counts = (2, 4) if args.tiny else (48, 64)
+    context, rounds = (64, 4) if args.tiny else (CONTEXT, ROUNDS)
+    with _written(args) as written:
+        pair = _engines(written, args, max(counts) * (context + 8 * (rounds + 8)), not args.no_graphs)
+    value["attention"] = pair.verifier.attention_path
+    clock = gpu_steps.DeviceClock(_device(), math.inf)
+    for count in counts:
+        value[f"{count} sequences"] = point(pair, clock, count, context, rounds)
+        note(f"{count} sequences: {value[f'{count} sequences']}")
+
+
+# What each part is of, its bar, how it is measured, and whether the bar is held.
+PARTS: dict[str, tuple[str, str, Callable[..., None], Callable[[dict[str, Any]], bool | None]]] = {
+    "steps": (
+        "the parts of a round",
+        f"a step of one token within {MOST_OVER_FLOOR:g}x of reading weights and cache once",
+        _steps,
+        _within_floor,
+    ),
+    "served": (
+        "three services",
+        f"above {SGLANG_TOK_S:,.0f} tok/s at 48 streams (SGLang, published)",
+        _served,
+        lambda value: value["48 streams"]["tok_s"] > SGLANG_TOK_S,
+    ),
+    "engines": ("both engines in one process", "a table", _alone, lambda value: None),
+}
 
 
 def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def _device_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+
+
 def _shape(args: argparse.Namespace) -> PairShape:
     return TINY if args.tiny else PairShape()
-
-
-def _measurable(args: argparse.Namespace) -> bool:
-    return bool(args.tiny or torch.cuda.is_available())
-
-
-def _name(args: argparse.Namespace, what: str) -> str:
-    shape = "toy shape, shows only that it runs" if args.tiny else "Qwen3-8B shape, bf16, random weights"
-    return f"{shape}: {what} on one device"
-
-
-def _served(args: argparse.Namespace) -> tuple[Any, bool | None]:
-    try:
-        from benchmarks.gpu_served import measure
-    except ImportError as error:
-        return f"not served: {error}", None
-    with _written(args) as pair:
-        value = measure(pair, tiny=args.tiny, page_size=args.page_size, graphs=not args.no_graphs, mean=MEAN)
-    value["device"] = _device_name()
-    return value, None if args.tiny else value["48 streams"]["tok_s"] > SGLANG_TOK_S
-
-
-def _device_name() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-
-
-def measure(args: argparse.Namespace) -> dict[str, object]:
-    """Every point, one after the other, on the same two engines."""
-    counts = (2, 4) if args.tiny else (48, 64)
-    context, rounds = (64, 4) if args.tiny else (CONTEXT, ROUNDS)
-    with _written(args) as written:
-        pair = _engines(written, args, max(counts) * (context + 8 * (rounds + 8)), not args.no_graphs)
-    value: dict[str, object] = {
-        "device": _device_name(),
-        "torch": torch.__version__,
-        "attention": pair.verifier.attention_path,
-    }
-    clock = gpu_steps.DeviceClock(_device(), math.inf)
-    for count in counts:
-        value[f"{count} sequences"] = served(pair, clock, count, context, rounds)
-        note(f"{count} sequences: {value[f'{count} sequences']}")
-    return value
 
 
 @contextmanager
@@ -180,7 +163,7 @@ def _engines(pair: Pair, args: argparse.Namespace, tokens: int, graphs: bool) ->
     return made
 
 
-def served(pair: EnginePair, clock: gpu_steps.DeviceClock, count: int, context: int, rounds: int) -> dict[str, float]:
+def point(pair: EnginePair, clock: gpu_steps.DeviceClock, count: int, context: int, rounds: int) -> dict[str, float]:
     """Rounds of `count` sequences, the first few not counted. Handing rows over belongs to verifying."""
     answers = [pair.pretend(number, context, 8 * (rounds + 8)) for number in range(count)]
     draft_s, verify_s, committed = [], [], []

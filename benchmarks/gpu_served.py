@@ -20,7 +20,7 @@ SETTLE_S, WINDOW_S = 7.0, 6.0  # all prompts are in after the first
 TINY_CONTEXT, TINY_ANSWER, TINY_SETTLE_S, TINY_WINDOW_S = 64, 1024, 4.0, 3.0
 
 
-def measure(pair: Pair, *, tiny: bool, page_size: int, graphs: bool, mean: float) -> dict[str, Any]:
+def measure(pair: Pair, value: dict[str, Any], *, tiny: bool, page_size: int, graphs: bool, mean: float) -> None:
     """Tokens a second at each number of streams, and the parts of a round by the services' own clocks."""
     counts = (2, 4) if tiny else (48, 64)
     context, answer = (TINY_CONTEXT, TINY_ANSWER) if tiny else (CONTEXT, ANSWER)
@@ -34,7 +34,6 @@ def measure(pair: Pair, *, tiny: bool, page_size: int, graphs: bool, mean: float
         "prefix_cache": False,
         "dtype": "bfloat16",
     }
-    value: dict[str, Any] = {}
     with (
         ProcessCell(
             pair.target,
@@ -61,4 +60,3 @@ def measure(pair: Pair, *, tiny: bool, page_size: int, graphs: bool, mean: float
                 "hops_ms": round(1e3 * clocks.hops_s, 2),
             }
             note(f"{count} streams, served: {found}")
-    return value

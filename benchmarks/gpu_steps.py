@@ -183,10 +183,3 @@ def measure(
         if on_card:
             torch.cuda.empty_cache()
     yield from rules(clock, shape.vocab_size, tiny=args.tiny, compiled=on_card)
-
-
-def table(lines: list[dict[str, Any]]) -> str:
-    """For people."""
-    columns = ("part", "graphs", "sequences", "tokens", "ms", "floor_ms", "over_floor")
-    rows = [[str(line.get(column, "")) for column in columns] for line in lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [list(columns), ["---"] * len(columns), *rows])
