@@ -42,14 +42,14 @@ class Pair:
     def vocabulary(self) -> int:
         return int(json.loads((self.target / "config.json").read_text(encoding="utf-8"))["vocab_size"])
 
-    def prompts(self, domain: str, count: int, *, skip: int = 0) -> list[Prompt]:
+    def prompts(self, domain: str, count: int) -> list[Prompt]:
         """`count` prompts of a domain, through the target's chat template."""
         if self.has_tokenizer:
-            found = prompts.built_in((domain,), question_renderer(str(self.target)))[skip : skip + count]
+            found = prompts.built_in((domain,), question_renderer(str(self.target)))[:count]
             if len(found) < count:
-                raise SystemExit(f"{domain}: {len(found)} prompts from number {skip} on, {count} are needed")
+                raise SystemExit(f"{domain}: {len(found)} prompts, {count} are needed")
             return [question.prompt if isinstance(question.prompt, str) else [*question.prompt] for question in found]
-        vocabulary, rng = self.vocabulary, random.Random(f"{domain}/{skip}")
+        vocabulary, rng = self.vocabulary, random.Random(domain)
         return [[rng.randrange(2, vocabulary) for _ in range(rng.randrange(16, 48))] for _ in range(count)]
 
     def token_ids(self, prompt: Prompt) -> list[int]:

@@ -22,14 +22,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import ours
 from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
 from benchmarks.peers.contestant import NOT_INSTALLED, Absent, Contestant
 from benchmarks.peers.llama_peer import LlamaCpp, write_f16
+from benchmarks.peers.ours import Ours
 from benchmarks.peers.transformers_peer import TransformersWorker
 from benchmarks.peers.vllm_server import VllmServer
 from benchmarks.row import Row, note
 from benchmarks.turns import ratios, rotated
+from deploy.processes import ProcessCell
 
 WARM_TOKENS = 8
 OURS, REFERENCE = "dspark", "transformers generate"
@@ -44,7 +45,6 @@ VLLM_MODES: Mapping[str, Mapping[str, Any]] = {
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     add_arguments(parser)
-    ours.add_arguments(parser)
     parser.add_argument("--streams", default="1,8", help="prompts asked at once (1,8)")
     parser.add_argument("--vllm-python", type=Path, default=os.environ.get(VLLM) or None, help=f"(${VLLM})")
     parser.add_argument("--llama-python", type=Path, default=os.environ.get(LLAMA) or None, help=f"(${LLAMA})")
@@ -64,8 +64,9 @@ def main(argv: list[str] | None = None) -> int:
     streams = [int(count) for count in args.streams.split(",")]
     values: dict[int, dict[str, Any]] = {}
     used = _pinned()
-    with ours.cell(pair, ours.settings(args)) as cell, cell.client() as client:
-        ahead = [ours.Ours(client), ours.Ours(client, "off")]
+    # In float32, as whom we are compared with.
+    with ProcessCell(pair.target, pair.drafter, verify={"dtype": "float32"}) as cell, cell.client() as client:
+        ahead = [Ours(client), Ours(client, "off")]
         for start in _peers(args, pair, used, questions[DOMAINS[0]][0], absent):
             with ExitStack() as stack:
                 contestants = [*ahead, *start(stack)]
@@ -196,7 +197,7 @@ class Contest:
             "tokens_a_round": {
                 each.name: round(each.committed / each.rounds, 3)
                 for each in self._contestants
-                if isinstance(each, ours.Ours) and each.rounds
+                if isinstance(each, Ours) and each.rounds
             },
         }
         if len(self._parts) > 1:

@@ -24,11 +24,12 @@ def _this_process_stays_as_it_was() -> Iterator[None]:
 
 
 def test_everybody_gives_the_ids_of_transformers(
-    golden_target: Path, golden_drafter: Path, capsys: pytest.CaptureFixture[str]
+    golden_target: Path, golden_drafter: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("DSPARK_VERIFY__MEASURE_COST", "false")
     pair = ["--target", str(golden_target), "--drafter", str(golden_drafter), "--assistant", str(golden_target)]
     shape = ["--repetitions", "2", "--prompts", "1", "--tokens", "16", "--streams", "1,3", "--json"]
-    assert main([*pair, *shape, "--set", "verify.measure_cost=false", "--vllm-python", "/nowhere/python"]) == 0
+    assert main([*pair, *shape, "--vllm-python", "/nowhere/python"]) == 0
     one, three = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert one["holds"] is three["holds"] is True
     assert set(one["value"]["over"]) == {
