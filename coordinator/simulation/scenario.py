@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from coordinator.lanes.conduct import Conduct
 from coordinator.simulation.world import Hops
@@ -64,3 +68,16 @@ class Scenario:
         if self.warmup_s < 0 or not self.window_s > 0:
             raise InvalidRequest("window_s", "the warm-up must be 0 or more seconds, the window above 0")
         parse_policy(self.policy, field="policy")
+
+
+AXES = ("policy", "verifiers", "drafters", "concurrency", "rate")  # the last one varies fastest
+
+
+def scenarios(base: Scenario, axes: dict[str, Sequence[Any]]) -> Iterator[Scenario]:
+    """A sweep: every combination of the values given for fields of the scenario."""
+    named = [name for name in AXES if name in axes]
+    for values in itertools.product(*(axes[name] for name in named)):
+        changes = dict(zip(named, values, strict=True))
+        if "concurrency" in changes or "rate" in changes:
+            changes = {"concurrency": 0, "rate": 0.0, **changes}
+        yield dataclasses.replace(base, **changes)

@@ -74,11 +74,10 @@ def _simulate(args: argparse.Namespace) -> int:
     import structlog
 
     from coordinator.lanes.conduct import Conduct
-    from coordinator.simulation import sweep
     from coordinator.simulation.run import simulate
-    from coordinator.simulation.scenario import Scenario
+    from coordinator.simulation.scenario import Scenario, scenarios
     from coordinator.simulation.world import Hops
-    from dspark.loadgen.report import draw
+    from dspark.loadgen.report import draw, table
     from dspark.plots import check
     from dspark.synthetic.spec import load_spec
 
@@ -115,7 +114,7 @@ def _simulate(args: argparse.Namespace) -> int:
         drafters_lost_s=tuple(args.lose_drafters),
     )
     points = []
-    for scenario in list(sweep.scenarios(base, axes)):  # all of them are checked before the first one runs
+    for scenario in list(scenarios(base, axes)):  # all of them are checked before the first one runs
         points.append(point := simulate(scenario))
         load = point["concurrency"] or point["rate"]
         print(f"{point['series']} at {load}: {point['tok_s']:,.0f} tok/s, {point['wall_s']} s", file=sys.stderr)
@@ -124,6 +123,6 @@ def _simulate(args: argparse.Namespace) -> int:
     print(
         json.dumps({"file": str(args.file), "hops": dataclasses.asdict(hops), "points": points})
         if args.json
-        else sweep.table(points)
+        else table(points)
     )
     return 0

@@ -37,7 +37,6 @@ class SpeculationFigures:
     rounds: int
     committed_by_rounds: float  # tokens, the target's own included
     verified: int  # drafted tokens that were verified
-    accepted: int
 
 
 @dataclass(slots=True)

@@ -49,15 +49,10 @@ class GrpcEndpoint:
                 if isinstance(event, Chunk):
                     yield StreamPiece(len(event.token_ids), size, event.token_ids)
                 elif isinstance(event, Finished):
-                    whole = True
-                    spec = event.speculation
+                    whole, spec = True, event.speculation
                     committed = spec.mean_acceptance_length * spec.rounds
-                    yield StreamPiece(
-                        0,
-                        size,
-                        (),
-                        SpeculationFigures(spec.rounds, committed, spec.verified_tokens, spec.accepted_tokens),
-                    )
+                    figures = SpeculationFigures(spec.rounds, committed, spec.verified_tokens)
+                    yield StreamPiece(0, size, (), figures)
         except grpc.aio.AioRpcError as error:
             raise read_error(error, self._endpoint) from None
         finally:

@@ -1,15 +1,15 @@
 """Any server with an OpenAI-style completions endpoint, streamed as server-sent events.
 
 Tokens per message come from what the server says, best first: the ids themselves (`return_token_ids`), running usage
-counts, log-probabilities. A server that says none of these is counted by the total it gives at the end, spread over its
-messages, and `counted_by` says so: messages are not tokens once a server speculates.
+counts. A server that says neither is counted by the total it gives at the end, spread over its messages, and
+`counted_by` says so: messages are not tokens once a server speculates.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dspark.errors import DsparkError, Unavailable
@@ -28,7 +28,7 @@ COUNTERS = {  # names here -> samples of vLLM and SGLang alike, where they publi
 
 @dataclass(frozen=True)
 class OpenAiOptions:
-    """url: up to and including /v1. model: name the server knows it by. extra: more fields of the request, as given."""
+    """url: up to and including /v1. model: name the server knows it by."""
 
     url: str
     model: str
@@ -37,7 +37,6 @@ class OpenAiOptions:
     ignore_eos: bool = True
     seed: int | None = None
     api_key: str | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 class OpenAiEndpoint:
@@ -45,7 +44,7 @@ class OpenAiEndpoint:
 
     def __init__(self, options: OpenAiOptions, name: str = "") -> None:
         self.name = name or f"openai {options.model}"
-        self.counted_by = ""  # ids, usage, logprobs or total
+        self.counted_by = ""  # ids, usage or total
         self._options = options
         self._base = options.url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
@@ -92,7 +91,7 @@ class OpenAiEndpoint:
             body["ignore_eos"] = True
         if options.seed is not None:
             body["seed"] = options.seed + number
-        return body | options.extra
+        return body
 
     async def counters(self) -> dict[str, float]:
         """vLLM's totals of speculation, from /metrics beside /v1."""
@@ -125,7 +124,4 @@ def _count(message: dict[str, Any], before: int) -> tuple[int, tuple[int, ...], 
     total = (message.get("usage") or {}).get("completion_tokens")
     if choices and isinstance(total, int):
         return max(0, total - before), (), "usage"
-    logprobs = (choices[0].get("logprobs") or {}) if choices else {}
-    if isinstance(given := logprobs.get("tokens"), list):
-        return len(given), (), "logprobs"
     return 0, (), ""

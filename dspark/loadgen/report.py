@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from dspark.loadgen.run import Progress
 from dspark.plots import by_streams, panels, write
 from dspark.tables import aligned
 
-FIRST, LAST = ("series", "load", "tok/s", "tok/s/user"), ("tau", "budget", "bytes/token", "errors")
-COLUMNS = (*FIRST, "TTFT p50", "ITL mean", "ITL p99", *LAST)
+Column = Callable[[dict[str, Any]], str | None]
 NEEDED = {"series", "tok_s", "tok_s_user", "concurrency", "rate", "budget"}
 
 
@@ -43,30 +42,47 @@ class Bar:
             yield lambda answers, tokens: bar.update(task, completed=answers, note=f"{tokens:,} tokens")
 
 
+def _number(name: str, digits: int) -> Column:
+    return lambda point: None if point.get(name) is None else f"{point[name]:,.{digits}f}"
+
+
+def _quantiles(name: str) -> Column:
+    return lambda point: f"{point[name]['p50']:.1f}/{point[name]['p99']:.1f}" if point.get(name) else None
+
+
+def _counts(name: str) -> Column:
+    return lambda point: " ".join(f"{key} {count:.0f}" for key, count in point.get(name, {}).items()) or None
+
+
+def _busy(pool: str) -> Column:
+    return lambda point: f"{busy['mean']:.2f}" if (busy := point.get(f"{pool}_busy")) else None
+
+
+COLUMNS: dict[str, Column] = {
+    "series": lambda point: str(point["series"]),
+    "V": _number("verifiers", 0),
+    "D": _number("drafters", 0),
+    "load": lambda point: f"{point['concurrency']} users" if point["concurrency"] else f"{point['rate']:g}/s",
+    "tok/s": _number("tok_s", 1),
+    "tok/s/user": _number("tok_s_user", 1),
+    "TTFT p50/p99 ms": _quantiles("ttft_ms"),
+    "ITL p50/p99 ms": _quantiles("itl_ms"),
+    "tau": _number("tau", 2),
+    "budget": _number("budget", 2),
+    "V busy": _busy("verify"),
+    "D busy": _busy("draft"),
+    "C busy": _busy("coordinator"),
+    "bytes/token": _counts("bytes_per_token"),
+    "errors": _counts("errors"),
+    "wall s": _number("wall_s", 1),
+}
+
+
 def table(points: Sequence[dict[str, Any]]) -> str:
-    """Times in milliseconds."""
-    return "\n".join(aligned([COLUMNS, *(_row(point) for point in points)]))
-
-
-def _row(point: dict[str, Any]) -> tuple[str, ...]:
-    def show(value: float | None, digits: int = 2) -> str:
-        return "-" if value is None else f"{value:.{digits}f}"
-
-    ttft, itl, sizes = point["ttft_ms"] or {}, point["itl_ms"] or {}, point["bytes_per_token"]
-    load = f"{point['concurrency']} users" if point["concurrency"] else f"{point['rate']:g}/s"
-    return (
-        point["series"],
-        load,
-        show(point["tok_s"], 1),
-        show(point["tok_s_user"], 1),
-        show(ttft.get("p50"), 1),
-        show(itl.get("mean")),
-        show(itl.get("p99")),
-        show(point["tau"]),
-        show(point["budget"]),
-        " ".join(f"{name} {value:.0f}" for name, value in sizes.items()) or "-",
-        " ".join(f"{name} {count}" for name, count in point["errors"].items()) or "0",
-    )
+    """Of measured or simulated points. A column that says nothing of any of them is left out."""
+    columns = [(title, [show(point) for point in points]) for title, show in COLUMNS.items()]
+    told = [[title, *(cell or "-" for cell in cells)] for title, cells in columns if any(cells)]
+    return "\n".join(aligned([*zip(*told, strict=True)], right=True))
 
 
 def load(path: Path) -> list[dict[str, Any]]:

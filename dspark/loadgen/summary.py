@@ -9,6 +9,7 @@ sent to each other, by kind, for prompts and answers together.
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -16,23 +17,15 @@ from typing import Any
 from dspark.loadgen.answer import MeasuredAnswer
 from dspark.loadgen.run import CUT, Outcome
 
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-
-
-def quantile(values: list[float], share: float) -> float:
-    """The value below which `share` of the sorted `values` lie, interpolated."""
-    place = share * (len(values) - 1)
-    low = int(place)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (values[high] - values[low]) * (place - low)
-
 
 def spread(seconds: Iterable[float]) -> dict[str, float] | None:
     """Mean and quantiles in milliseconds; None without any."""
-    values = sorted(seconds)
+    values = list(seconds)
     if not values:
         return None
-    found = {"mean": sum(values) / len(values)} | {name: quantile(values, q) for name, q in QUANTILES.items()}
+    # Cut at every hundredth, interpolated between neighbours.
+    cuts = statistics.quantiles(values, n=100, method="inclusive") if len(values) > 1 else 99 * values
+    found = {"mean": statistics.fmean(values), "p50": cuts[49], "p90": cuts[89], "p99": cuts[98]}
     return {name: round(1000 * value, 3) for name, value in found.items()}
 
 
@@ -60,8 +53,8 @@ def summarise(outcome: Outcome, *, series: str, counted_by: str = "ids") -> dict
         "window_s": round(window, 3),
         "tokens": tokens,
         "tok_s": round(tokens / window, 2),
-        "tok_s_user": round(sum(rates) / len(rates), 2) if rates else 0.0,
-        "tok_s_user_p50": round(quantile(sorted(rates), 0.5), 2) if rates else 0.0,
+        "tok_s_user": round(statistics.fmean(rates), 2) if rates else 0.0,
+        "tok_s_user_p50": round(statistics.median(rates), 2) if rates else 0.0,
         "ttft_ms": spread(answer.ttft_s for answer in whole),
         "itl_ms": spread(gap for answer in whole for gap in answer.token_gaps()),
         "gap_ms": spread(gap for answer in whole for gap in answer.gaps()),
@@ -75,28 +68,23 @@ def summarise(outcome: Outcome, *, series: str, counted_by: str = "ids") -> dict
 
 def _speculation(whole: list[MeasuredAnswer], outcome: Outcome) -> dict[str, Any]:
     """From the answers where they say it, else from the server's counters (rounds with a draft alone, then)."""
-    told = [answer.speculation for answer in whole if answer.speculation is not None]
-    rounds = sum(spec.rounds for spec in told)
-    if rounds:
-        verified = sum(spec.verified for spec in told)
-        tokens = sum(answer.tokens for answer in whole if answer.speculation is not None)
-        return {
-            "tau": round(sum(spec.committed_by_rounds for spec in told) / rounds, 4),
-            "tau_over": "all rounds",
-            "verified_per_token": round(verified / max(tokens, 1), 4),
-            "budget": round(verified / rounds, 4),
-        }
-    drafts = outcome.counters.get("drafts", 0.0)
-    if drafts:
-        drafted, accepted = (outcome.counters.get(name, 0.0) for name in ("draft_tokens", "accepted_tokens"))
-        tokens = int(outcome.counters.get("generation_tokens", 0.0))
-        return {
-            "tau": round(1 + accepted / drafts, 4),
-            "tau_over": "rounds with a draft",
-            "verified_per_token": round(drafted / max(tokens, 1), 4),
-            "budget": round(drafted / drafts, 4),
-        }
-    return {"tau": None, "tau_over": None, "verified_per_token": None, "budget": None}
+    told = [(answer.tokens, answer.speculation) for answer in whole if answer.speculation is not None]
+    over, tokens = "all rounds", float(sum(count for count, _ in told))
+    rounds, verified = float(sum(spec.rounds for _, spec in told)), float(sum(spec.verified for _, spec in told))
+    committed = sum(spec.committed_by_rounds for _, spec in told)
+    if not rounds:
+        count = outcome.counters.get
+        over, tokens = "rounds with a draft", count("generation_tokens", 0.0)
+        rounds, verified = count("drafts", 0.0), count("draft_tokens", 0.0)
+        committed = rounds + count("accepted_tokens", 0.0)
+    if not rounds:
+        return {"tau": None, "tau_over": None, "verified_per_token": None, "budget": None}
+    return {
+        "tau": round(committed / rounds, 4),
+        "tau_over": over,
+        "verified_per_token": round(verified / max(tokens, 1), 4),
+        "budget": round(verified / rounds, 4),
+    }
 
 
 def _bytes(whole: list[MeasuredAnswer], outcome: Outcome) -> dict[str, float]:

@@ -70,28 +70,22 @@ class SweepOrder:
             raise InvalidRequest("domains", f"{sorted(unknown)} are none of {', '.join(prompts.DOMAINS)}")
 
 
-async def run_point(
-    endpoint: Endpoint, questions: list[Question], plan: loop.LoadPlan, bar: Bar, series: str
-) -> dict[str, Any]:
-    """One measurement, summed up."""
-    loads = f"{plan.concurrency} users" if plan.concurrency else f"{plan.rate:g} a second"
-    with bar.point(f"{series}, {loads}", plan.requests) as progress:
-        outcome = await loop.run(endpoint, prompts.cycle(questions, plan.seed), plan, progress)
-    return summarise(outcome, series=series, counted_by=getattr(endpoint, "counted_by", "ids"))
-
-
 async def run(order: SweepOrder, bar: Bar) -> list[dict[str, Any]]:
-    """Every point of the order."""
+    """Every measurement of the order, summed up."""
     endpoints = [_endpoint(order, policy) for policy in order.policy]
     try:
         questions = await _questions(order, endpoints[0])
+        plans = [_plan(order, users, 0.0) for users in order.concurrency] + [_plan(order, 0, r) for r in order.rate]
         points = []
-        for concurrency, rate in [*((n, 0.0) for n in order.concurrency), *((0, r) for r in order.rate)]:
+        for plan in plans:
             for endpoint in endpoints:
-                plan = _plan(order, concurrency, rate)
-                points.append(await run_point(endpoint, questions, plan, bar, endpoint.name))
-                if sum(points[-1]["errors"].values()) and not points[-1]["answers"]:
-                    print(f"no request succeeded: {points[-1]['errors']}", file=sys.stderr)
+                load = f"{plan.concurrency} users" if plan.concurrency else f"{plan.rate:g} a second"
+                with bar.point(f"{endpoint.name}, {load}", plan.requests) as progress:
+                    outcome = await loop.run(endpoint, prompts.cycle(questions, plan.seed), plan, progress)
+                counted_by = getattr(endpoint, "counted_by", "ids")
+                points.append(point := summarise(outcome, series=endpoint.name, counted_by=counted_by))
+                if point["errors"] and not point["answers"]:
+                    print(f"no request succeeded: {point['errors']}", file=sys.stderr)
         return points
     finally:
         for endpoint in endpoints:
@@ -115,6 +109,7 @@ def _plan(order: SweepOrder, concurrency: int, rate: float) -> loop.LoadPlan:
 
 
 def _endpoint(order: SweepOrder, policy: str) -> Endpoint:
+    seed = order.seed if order.temperature > 0 else None
     if order.endpoint is None:
         options = OpenAiOptions(
             url=order.openai,
@@ -122,7 +117,7 @@ def _endpoint(order: SweepOrder, policy: str) -> Endpoint:
             max_tokens=order.output_len,
             temperature=order.temperature,
             ignore_eos=order.ignore_eos,
-            seed=order.seed if order.temperature > 0 else None,
+            seed=seed,
             api_key=order.token,
         )
         return OpenAiEndpoint(options)
@@ -130,6 +125,7 @@ def _endpoint(order: SweepOrder, policy: str) -> Endpoint:
         max_tokens=order.output_len,
         temperature=order.temperature,
         ignore_eos=order.ignore_eos or None,
+        seed=seed,
         policy=policy,
         rule=order.rule,
     )

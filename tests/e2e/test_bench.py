@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deploy.processes import ProcessCell
 from dspark.cli.main import main
+from dspark.client import Options
+from dspark.loadgen import grpc_endpoint
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +54,22 @@ def test_a_sweep_over_users_and_policies(cell: ProcessCell, capsys: pytest.Captu
 def test_an_open_loop(cell: ProcessCell, capsys: pytest.CaptureFixture[str]) -> None:
     (point,) = bench(cell, capsys, "--rate", "40", "--requests", "8", "--warmup", "2")["points"]  # type: ignore[misc]
     assert (point["loop"], point["rate"], point["answers"]) == ("open", 40.0, 8)
+
+
+def test_a_seed_is_one_of_sampling_too(
+    cell: ProcessCell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds, write = [], grpc_endpoint.write_request
+
+    def noted(prompt: Any, options: Options) -> Any:
+        seeds.append(options.get("seed"))
+        return write(prompt, options)
+
+    monkeypatch.setattr(grpc_endpoint, "write_request", noted)
+    load = ("--concurrency", "1", "--requests", "3", "--warmup", "1", "--seed", "7")
+    bench(cell, capsys, "--temperature", "1", *load)
+    bench(cell, capsys, *load)  # at temperature 0 nothing is drawn
+    assert seeds == [7, 8, 9, 10, None, None, None, None]
 
 
 def test_what_cannot_be_asked_is_said_by_name(cell: ProcessCell, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from dspark.loadgen.answer import UNKNOWN, MeasuredAnswer, SpeculationFigures, S
 from dspark.loadgen.prometheus import read, total
 from dspark.loadgen.prompts import Question
 from dspark.loadgen.run import CUT, LoadPlan, Outcome, run
-from dspark.loadgen.summary import quantile, summarise
+from dspark.loadgen.summary import spread, summarise
 from dspark.plots import check, check_file
 
 QUESTION = Question((1, 2, 3))
@@ -136,7 +136,7 @@ def test_speculation_is_averaged_over_rounds_or_read_off_the_counters() -> None:
     for rounds, committed, verified in ((2, 8.0, 10), (6, 8.0, 6)):
         answer = MeasuredAnswer(QUESTION, intended=0.5)
         answer.take(StreamPiece(8, 10), 1.0)
-        answer.take(StreamPiece(0, 10, (), SpeculationFigures(rounds, committed, verified, 0)), 1.1)
+        answer.take(StreamPiece(0, 10, (), SpeculationFigures(rounds, committed, verified)), 1.1)
         outcome.answers.append(answer)
     point = summarise(outcome, series="x")
     assert (point["tau"], point["budget"], point["verified_per_token"]) == (2.0, 2.0, 1.0)
@@ -190,13 +190,14 @@ def test_metrics_pages_are_summed_by_name_and_label() -> None:
 
 
 def test_quantiles_lie_between_neighbours() -> None:
-    assert quantile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.5
-    assert quantile([7.0], 0.99) == 7.0
+    assert spread([0.004, 0.001, 0.003, 0.002]) == {"mean": 2.5, "p50": 2.5, "p90": 3.7, "p99": 3.97}
+    assert spread([0.007]) == {"mean": 7.0, "p50": 7.0, "p90": 7.0, "p99": 7.0}
+    assert spread([]) is None
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_plots_and_saved_runs_go_together(tmp_path: Path, kind: str) -> None:
-    server = Server([StreamPiece(1, 8), StreamPiece(2, 8, (), SpeculationFigures(1, 2.0, 3, 1))], pause_s=0.001)
+    server = Server([StreamPiece(1, 8), StreamPiece(2, 8, (), SpeculationFigures(1, 2.0, 3))], pause_s=0.001)
     points = [summarise(measure(server, LoadPlan(concurrency=n, requests=4)), series="x") for n in (1, 2)]
     saved = tmp_path / "saved.json"
     saved.write_text(json.dumps({"points": points}))
@@ -209,7 +210,10 @@ def test_plots_and_saved_runs_go_together(tmp_path: Path, kind: str) -> None:
     ]
     report.draw([*simulated, *points], tmp_path / f"both.{kind}")  # a simulated run may stand beside a measured one
     assert (tmp_path / f"both.{kind}").stat().st_size > 1000
-    assert "2 users" in report.table(points)
+    shown = report.table(points)
+    assert "2 users" in shown
+    assert "errors" not in shown
+    assert "errors" in report.table([*points, points[0] | {"errors": {"Overloaded": 3}}])
     for name in ("p.jpg", "nowhere/p.svg"):
         with pytest.raises(InvalidRequest, match="plot"):
             check(tmp_path / name)

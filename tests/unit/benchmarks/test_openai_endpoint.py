@@ -72,11 +72,6 @@ def test_running_usage_is_next_best() -> None:
     assert (answer.counts, endpoint.counted_by) == ([1, 3], "usage")
 
 
-def test_log_probabilities_count_too() -> None:
-    answer, endpoint, _ = ask(lambda seen: events(choice(logprobs={"tokens": ["a", "b"]}), "[DONE]"))
-    assert (answer.counts, endpoint.counted_by) == ([2], "logprobs")
-
-
 def test_a_server_that_only_gives_a_total_has_it_spread_over_its_messages() -> None:
     messages = (choice(), choice(finish_reason="stop"), {"choices": [], "usage": {"completion_tokens": 6}})
     answer, endpoint, _ = ask(lambda seen: events(*messages, "[DONE]"))
