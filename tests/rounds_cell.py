@@ -184,7 +184,7 @@ class RoundsCell:
         self.monitor = Monitor(self.metrics)
         self.pair = pair or ToyPair()
         self.admission = Scheduler(bounds or QueueBounds(), self.clock, self.metrics)
-        self.world = World(self.pair, costs(draft_ms), Hops(1e-4, 0.0, 0.0, 0.0, 0.0, 0.0), KVShape(pages, 4))
+        self.world = World(self.pair, costs(draft_ms), Hops(1e-4, 0.0, 0.0, 0.0, 0.0), KVShape(pages, 4))
         shared = LaneContext(self.clock, self.metrics, self.monitor, waits or Conduct(), self.explain, write=write)
         self._shared, self.load, self._sink = shared, shared.load, sink
         self._drafts = drafts or Waits(deadline_s=0.05, patience_s=0.5, inline_rows=6)

@@ -144,8 +144,7 @@ def slower(file: Path, pace: float, folder: Path) -> Path:
 
 def scaled(factor: float) -> Hops:
     """Everything that lies between, so many times as slow."""
-    usual = dataclasses.asdict(Hops())
-    return Hops(**{name: value if name == "trailing" else factor * value for name, value in usual.items()})
+    return Hops(**{name: factor * value for name, value in dataclasses.asdict(Hops()).items()})
 
 
 def _fit(scenario: Scenario, tok_s: float) -> tuple[Hops, float]:

@@ -49,22 +49,14 @@ class _InTurn(asyncio.TimerHandle):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Begins at 0 seconds. Timers that are due at the same moment come in any order, if always in the same."""
+    """Begins at 0 seconds."""
 
     def __init__(self) -> None:
-        self._jumping = _Jumping()
+        self._jumping, self._timers = _Jumping(), itertools.count()
         super().__init__(self._jumping)
 
     def time(self) -> float:
         return self._jumping.now
-
-
-class OrderedLoop(VirtualLoop):
-    """One on which what was sent first arrives first, too, where both take as long."""
-
-    def __init__(self) -> None:
-        self._timers = itertools.count()
-        super().__init__()
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
@@ -78,7 +70,7 @@ class OrderedLoop(VirtualLoop):
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     """What `main` returns, run to its end in simulated time; cancels what it leaves behind."""
-    loop = OrderedLoop()
+    loop = VirtualLoop()
     try:
         asyncio.set_event_loop(loop)
         return loop.run_until_complete(main)

@@ -123,7 +123,8 @@ class Hops:
     """What lies between a command and its device and back, in seconds: the constants of the simulator.
 
     A reply is a block of drafts or a verdict; `round_` is what one takes of its coordinator's processor (scheduling,
-    settling, commits, clients, the next command), `worker_` what a command and its reply take of their worker's.
+    settling, commits, clients, the next command), `worker_` what a command and its reply take of their worker's. As
+    much again follows a reply and nobody waits for it (rows, clients' streams).
     """
 
     hop_s: float = 150e-6  # one way: the wire, and waking who waits
@@ -131,7 +132,6 @@ class Hops:
     worker_sequence_s: float = 40e-6  # more for each sequence
     round_s: float = 600e-6
     round_sequence_s: float = 40e-6  # more for each sequence
-    trailing: float = 1.0  # what follows a reply and nobody waits for (rows, clients' streams), as a share of the above
 
     def serving(self, sequences: int) -> float:
         """A worker's processor, for one command and its reply."""
@@ -161,8 +161,8 @@ class World:
 
     def trail(self, processor: Device, seconds: float) -> None:
         """Work that a process does when nobody waits for it."""
-        if self.hops.trailing:
-            processor.submit(lambda: self.hops.trailing * seconds, lambda _: None, urgent=False)
+        if seconds:
+            processor.submit(lambda: seconds, lambda _: None, urgent=False)
 
 
 class SimulatedWorker:

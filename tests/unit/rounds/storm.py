@@ -46,7 +46,7 @@ from dspark.types import SamplingParams
 
 PROMPT, ROOM = 6, 40
 WAITS = Waits(deadline_s=0.02, patience_s=0.2, inline_rows=5)
-HOPS = Hops(1e-4, 0.0, 0.0, 0.0, 0.0, 0.0)
+HOPS = Hops(1e-4, 0.0, 0.0, 0.0, 0.0)
 Key = tuple[int, int]
 
 
