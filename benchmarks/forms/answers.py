@@ -104,52 +104,43 @@ def summed(rows: Sequence[dict[str, Any]]) -> Row:
     return Row("forms-answers", "answers in forms on the shipped pair", value, bar, not wrong)
 
 
-class Asked:
-    """What becomes of a part of the cases, as far as there is time."""
+def part(said: str) -> list[Case]:
+    """I/N: every Nth case from the Ith on."""
+    first, step = map(int, said.split("/"))
+    return list(cases())[first - 1 :: step]
 
-    def __init__(self, client: httpx.Client, part: str, seconds: float) -> None:
-        first, step = map(int, part.split("/"))
-        self._client, self._wanted = client, list(cases())[first - 1 :: step]
-        self._until = time.monotonic() + seconds
 
-    def compared(self, kept: Path | None) -> Row:
-        """The default policy beside `off`. kept: cases in this file are not asked again."""
-        rows: list[dict[str, Any]] = []
-        if kept is not None and kept.is_file():
-            rows = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()]
-        known = {row["case"] for row in rows}
-        for name, form, question in self._in_time(each for each in self._wanted if each[0] not in known):
-            rows.append(case(self._client, name, form, question))
-            note(f"{name}: {rows[-1]}"[:200])
-            if kept is not None:
-                with kept.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(rows[-1], ensure_ascii=False) + "\n")
-        if not rows:
-            raise SystemExit("no case began in time")
-        return summed(rows)
+def compared(client: httpx.Client, wanted: Sequence[Case], kept: Path | None) -> Row:
+    """The default policy beside `off`. kept: cases in this file are not asked again."""
+    rows: list[dict[str, Any]] = []
+    if kept is not None and kept.is_file():
+        rows = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()]
+    known = {row["case"] for row in rows}
+    for name, form, question in (each for each in wanted if each[0] not in known):
+        rows.append(case(client, name, form, question))
+        note(f"{name}: {rows[-1]}"[:200])
+        if kept is not None:
+            with kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(rows[-1], ensure_ascii=False) + "\n")
+    return summed(rows)
 
-    def forced(self, cell: ProcessCell) -> Row:
-        """Under the default policy, by kind of form: tokens of rounds, and those that were the only ones to come, as
-        the verifier counts them."""
-        with cell.client() as client:
-            port = next(each.metrics_port for each in client.status().processes if each.role == "verify")
-        value: dict[str, Any] = {}
-        for kind in ("json", "regex"):
-            before, ended = _counted(port), list[bool]()
-            for name, form, question in self._in_time(each for each in self._wanted if kind in each[1]):
-                ended.append(ask(self._client, question, form, "")["ended"])
-                note(name)
-            tokens, forced = (now - then for now, then in zip(_counted(port), before, strict=True))
-            share = round(forced / tokens, 3) if tokens else 0.0
-            told = {"tokens": round(tokens), "forced": round(forced), "share": share}
-            value[kind] = told | {"answers": len(ended), "ended": sum(ended)}
-        return Row("forms-forced", "tokens that a form left no choice for", value, "a figure", None)
 
-    def _in_time(self, wanted: Iterator[Case]) -> Iterator[Case]:
-        for each in wanted:
-            if time.monotonic() > self._until:
-                return
-            yield each
+def forced(client: httpx.Client, wanted: Sequence[Case], cell: ProcessCell) -> Row:
+    """Under the default policy, by kind of form: tokens of rounds, and those that were the only ones to come, as the
+    verifier counts them."""
+    with cell.client() as asked:
+        port = next(each.metrics_port for each in asked.status().processes if each.role == "verify")
+    value: dict[str, Any] = {}
+    for kind in ("json", "regex"):
+        before, ended = _counted(port), list[bool]()
+        for name, form, question in (each for each in wanted if kind in each[1]):
+            ended.append(ask(client, question, form, "")["ended"])
+            note(name)
+        tokens, alone = (now - then for now, then in zip(_counted(port), before, strict=True))
+        share = round(alone / tokens, 3) if tokens else 0.0
+        told = {"tokens": round(tokens), "forced": round(alone), "share": share}
+        value[kind] = told | {"answers": len(ended), "ended": sum(ended)}
+    return Row("forms-forced", "tokens that a form left no choice for", value, "a figure", None)
 
 
 def _counted(port: int) -> list[float]:

@@ -7,10 +7,10 @@ on logits; a schema's first use is everything between its admission and its matc
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 from benchmarks.forms.cases import closed
 from benchmarks.row import Row
 from dspark.decoding.masking import mask
+from dspark.loadgen.summary import spread
 from dspark.model.checkpoint import load_target
-from dspark.model.location import locate
 from dspark.types import Constraint, ConstraintKind
 from verify_service.batch_runner import Grammar
 from verify_service.grammars.compiling import checked, make_compiler
@@ -61,25 +61,25 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return 1e3 * (time.perf_counter() - began), result
 
 
-def mask_ms(grammar: Grammar, ids: list[int], vocab: int) -> list[float]:
-    """Milliseconds of processor time a slot, along an answer, rounds of `SLOTS` slots and a bonus."""
+def mask_s(grammar: Grammar, ids: list[int], vocab: int) -> list[float]:
+    """Seconds of processor time a slot, along an answer, rounds of `SLOTS` slots and a bonus."""
     matcher, costs = grammar.matcher(), []
     for at in range(0, len(ids), SLOTS):
         drafted = ids[at : at + SLOTS]
         logits = torch.zeros(len(drafted) + 1, vocab)
         began = time.thread_time()  # what others do on the machine is no cost of a mask
         mask(logits, [(0, matcher.masks(drafted))])
-        costs.append(1e3 * (time.thread_time() - began) / (len(drafted) + 1))
+        costs.append((time.thread_time() - began) / (len(drafted) + 1))
         matcher.accept(drafted)
     return costs
 
 
-def row(named: str) -> Row:
-    """Of the target of this name or folder."""
+def row(folder: Path) -> Row:
+    """Of this target."""
     torch.set_num_threads(1)
-    target = load_target(named)
+    target = load_target(folder)
     grammars = Grammars(target.folder, target.vocab_size, target.stop_ids)
-    words = Tokenizer.from_file(str(locate(target.folder) / "tokenizer.json"))
+    words = Tokenizer.from_file(str(folder / "tokenizer.json"))
     compiler = make_compiler(target.folder, target.vocab_size, target.stop_ids)
     grammars.compile(Constraint(ConstraintKind.REGEX, "x"), "").result(60)  # starts the compiler
     first, again, slots, alone = list[float](), list[float](), list[float](), list[float]()
@@ -95,16 +95,16 @@ def row(named: str) -> Row:
         again.append(timed(compile_it)[0])
         for indent in (None, 2):
             ids = words.encode(json.dumps(answer, ensure_ascii=False, indent=indent)).ids
-            mask_ms(grammar, ids, target.vocab_size)
-            slots += mask_ms(grammar, ids, target.vocab_size)
-    a_slot = round(statistics.median(slots), 4)
+            mask_s(grammar, ids, target.vocab_size)
+            slots += mask_s(grammar, ids, target.vocab_size)
+    a_slot = spread(slots) or {}
     value = {
         "vocabulary": target.vocab_size,
-        "mask_ms_a_slot": a_slot,
-        "mask_ms_a_slot_p99": round(sorted(slots)[int(0.99 * len(slots))], 4),
+        "mask_ms_a_slot": a_slot["p50"],
+        "mask_ms_a_slot_p99": a_slot["p99"],
         "first_use_ms": [round(each, 1) for each in first],
         "first_use_processor_ms": [round(each, 1) for each in alone],
         "again_ms": round(max(again), 3),
     }
     bar = f"mask <= {MASK_MS} ms, first use <= {FIRST_MS:g} ms"
-    return Row("forms", "what forms cost", value, bar, a_slot <= MASK_MS and max(first) <= FIRST_MS)
+    return Row("forms", "what forms cost", value, bar, a_slot["p50"] <= MASK_MS and max(first) <= FIRST_MS)

@@ -9,23 +9,23 @@ shares it all the same.
 from __future__ import annotations
 
 import json
-import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 
 from benchmarks.row import Row, note
+from dspark.loadgen.summary import spread
 from dspark.types import Constraint
 from dspark.types import ConstraintKind as KIND
 
 KNOWN = (200, 400, 413, 429)
 TOLD_S, WORSE = 1.0, 1.5  # bars: of an answer that serves nothing, and of the honest p99 against alone
 WORDS = {KIND.JSON_SCHEMA: "json", KIND.REGEX: "regex", KIND.GRAMMAR: "grammar"}
+AT_ONCE = 8  # requests of the second wave
 LONGEST = 8  # tokens of an answer in a hostile form that is served
 STRING = {"type": "string"}
 
@@ -68,7 +68,7 @@ def hostile() -> dict[str, Constraint]:
 
 
 class HonestStream:
-    """Streams one answer after the other; gaps between events, in ms."""
+    """Streams one answer after the other; gaps between events, in seconds."""
 
     def __init__(self, url: str) -> None:
         self.gaps: list[float] = []
@@ -93,14 +93,10 @@ class HonestStream:
                     for _ in events.iter_bytes():
                         now = time.perf_counter()
                         if last is not None:
-                            self.gaps.append(1e3 * (now - last))
+                            self.gaps.append(now - last)
                         last = now
                         if self._over.is_set():
                             break
-
-
-def p99(values: Sequence[float]) -> float:
-    return sorted(values)[int(0.99 * (len(values) - 1))]
 
 
 def attack(url: str, constraint: Constraint, salt: str = "") -> tuple[int, float, str]:
@@ -135,26 +131,22 @@ def wave(url: str, at_once: int) -> dict[str, Any]:
     }
 
 
-def gaps_ms(calm: Sequence[float], hurt: Sequence[float]) -> dict[str, dict[str, float]]:
-    """Of the honest stream."""
-    return {
-        "honest_p99_ms": {"alone": round(p99(calm), 1), "beside": round(p99(hurt), 1)},
-        "honest_p50_ms": {"alone": round(statistics.median(calm), 1), "beside": round(statistics.median(hurt), 1)},
-    }
-
-
-def row(url: str, alone_s: float, at_once: int) -> Row:
+def row(url: str, alone_s: float) -> Row:
     attack(url, Constraint(KIND.REGEX, "x"))  # starts the compiler
     with HonestStream(url) as calm:
         time.sleep(alone_s)
     waves, holds = dict[str, dict[str, Any]](), True
-    for name, count in (("one", 1), ("several", at_once)):
+    for name, count in (("one", 1), ("several", AT_ONCE)):
         with HonestStream(url) as hurt:
             time.sleep(2.0)
             waves[name] = wave(url, count)
-        waves[name] |= gaps_ms(calm.gaps, hurt.gaps)
+        alone, beside = spread(calm.gaps) or {}, spread(hurt.gaps) or {}
+        waves[name] |= {
+            f"honest_{each}_ms": {"alone": round(alone[each], 1), "beside": round(beside[each], 1)}
+            for each in ("p99", "p50")
+        }
         holds &= not waves[name]["other"] and waves[name]["slowest_not_served_s"] <= TOLD_S
-        holds &= p99(hurt.gaps) <= WORSE * p99(calm.gaps)
+        holds &= beside["p99"] <= WORSE * alone["p99"]
     bar = f"served, or told what becomes of it within {TOLD_S:g} s; honest p99 <= {WORSE:g} x alone"
     name = "hostile grammars beside an honest stream"
-    return Row("forms-hostile", name, {**waves, "at_once": at_once}, bar, holds)
+    return Row("forms-hostile", name, {**waves, "at_once": AT_ONCE}, bar, holds)
