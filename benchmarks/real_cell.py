@@ -115,11 +115,5 @@ def _tokens(outcome: loop.Outcome, opens: float, closes: float) -> int:
 def questions(scenario: Scenario) -> Iterator[Question]:
     """Requests 0, 1, 2, ... of the scenario."""
     for number in itertools.count():
-        prompt, most = shape(
-            number,
-            domains=min(len(scenario.spec.domains), scenario.spec.vocabulary),
-            prompt=scenario.prompt_tokens,
-            answer=scenario.answer_tokens,
-            seed=scenario.seed,
-        )
+        prompt, most = shape(scenario, number)
         yield Question(prompt, max_tokens=most)

@@ -66,10 +66,11 @@ class Tap:
         self._ended()
 
 
-def shape(number: int, *, domains: int, prompt: Span, answer: Span, seed: int) -> tuple[tuple[int, ...], int]:
+def shape(scenario: Scenario, number: int) -> tuple[tuple[int, ...], int]:
     """(prompt, tokens of the answer) of request `number`; lengths are uniform over their spans."""
-    length = _length(prompt, number, 0, seed)
-    return (number % domains, *(0,) * (length - 1)), _length(answer, number, 1, seed)
+    domain = number % min(len(scenario.spec.domains), scenario.spec.vocabulary)
+    length = _length(scenario.prompt_tokens, number, 0, scenario.seed)
+    return (domain, *(0,) * (length - 1)), _length(scenario.answer_tokens, number, 1, scenario.seed)
 
 
 def _length(span: Span, number: int, purpose: int, seed: int) -> int:
@@ -108,13 +109,7 @@ class SimulatedLoad:
         number = self._asked
         self._asked += 1
         scenario = self._scenario
-        prompt, most = shape(
-            number,
-            domains=min(len(scenario.spec.domains), scenario.spec.vocabulary),
-            prompt=scenario.prompt_tokens,
-            answer=scenario.answer_tokens,
-            seed=scenario.seed,
-        )
+        prompt, most = shape(scenario, number)
         params = SamplingParams(temperature=scenario.temperature, seed=scenario.seed + number)
         request = Request(f"r{number}", prompt, params, most, self._policy)
         log = CommitLog(prompt)

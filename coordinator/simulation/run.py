@@ -21,6 +21,9 @@ from dspark.loadgen.summary import spread
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.oracle import SyntheticOracle
 
+MOST = 1 << 20  # requests in rounds, and waiting
+PAGE_SIZE = 16
+
 
 def simulate(scenario: Scenario) -> dict[str, Any]:
     """The numbers of one scenario; a pure function of it, but for `wall_s`. Runs in a loop of its own."""
@@ -48,10 +51,10 @@ class _Cell:
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario, self._clock, self._metrics = scenario, asyncio.get_running_loop(), Metrics()
-        bounds = QueueBounds(max_running=max(scenario.concurrency, 1 << 20), max_queued=scenario.max_queued)
+        bounds = QueueBounds(max_running=max(scenario.concurrency, MOST), max_queued=MOST)
         self._admission = Scheduler(bounds, self._clock, self._metrics)
         self._lost: list[str] = []  # why lanes ended
-        kv = KVShape(scenario.kv_tokens // scenario.page_size, scenario.page_size, scenario.prefill_chunk)
+        kv = KVShape(scenario.kv_tokens // PAGE_SIZE, PAGE_SIZE, scenario.prefill_chunk)
         world = World(SyntheticPair(SyntheticOracle(scenario.spec)), scenario.spec, scenario.hops, kv, scenario.cores)
         self._shared = LaneContext(self._clock, self._metrics, Monitor(self._metrics), scenario.conduct)
         self._processors = [Device(world.cores) for _ in range(scenario.coordinators)]

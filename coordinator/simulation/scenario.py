@@ -42,15 +42,13 @@ class Scenario:
     conduct: Conduct = field(default_factory=Conduct)
     prefill_chunk: int = 256
     kv_tokens: int = 0  # per verifier; 0: no limit
-    page_size: int = 16
-    max_queued: int = 1 << 20
     verifiers_lost_s: tuple[float, ...] = ()  # when the first, the second, ... of the pool is lost for good
     drafters_lost_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.concurrency > 0) == (self.rate > 0):
             raise InvalidRequest("concurrency", "give either a concurrency or a rate, above 0")
-        for name in ("verifiers", "coordinators", "prefill_chunk", "page_size"):
+        for name in ("verifiers", "coordinators", "prefill_chunk"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(name, f"{getattr(self, name)} is less than 1")
         if self.cores < 0:

@@ -146,8 +146,8 @@ class Hops:
 class KVShape:
     """Of a verifier's pool. pages: 0 for no limit; prefill_chunk: prompt tokens of a pass without rounds."""
 
-    pages: int = 0
-    page_size: int = 16
+    pages: int
+    page_size: int
     prefill_chunk: int = 256
 
 

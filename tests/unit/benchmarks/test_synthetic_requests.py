@@ -17,7 +17,7 @@ def test_requests_are_the_same_number_for_number() -> None:
         load_spec(FILES / "paper.yaml"), concurrency=1, prompt_tokens=(4, 9), answer_tokens=(5, 50), seed=3
     )
     sent = list(itertools.islice(questions(scenario), 40))
-    simulated = [shape(n, domains=3, prompt=(4, 9), answer=(5, 50), seed=3) for n in range(40)]
+    simulated = [shape(scenario, n) for n in range(40)]
     assert [(one.prompt, one.max_tokens) for one in sent] == simulated
     assert {one.prompt[0] for one in sent} == {0, 1, 2}
     assert len({len(one.prompt) for one in sent}) == 6
