@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from coordinator.simulation.load import shape
 from coordinator.simulation.scenario import Scenario
 from deploy.processes import ProcessCell
@@ -21,6 +23,17 @@ HERE = Path(__file__).resolve().parent
 FILES = HERE / "synthetic"
 FLAT = FILES / "flat.yaml"
 POOL_TOKENS = 1 << 21  # token slots of a synthetic worker: never what a measurement waits for
+
+
+def flat(folder: Path, verify_ms: float | None = None, draft_ms: float | None = None, **changes: int) -> Path:
+    """The flat pair with passes of these times, and other fields of the file as given."""
+    document = yaml.safe_load(FLAT.read_text(encoding="utf-8")) | changes
+    for role, each_ms in {"verify": verify_ms, "draft": draft_ms}.items():
+        if each_ms is not None:
+            document[role]["ms"] = [each_ms]
+    path = folder / "pair.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return path
 
 
 class AnywhereCell(ProcessCell):

@@ -15,8 +15,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import yaml
-
 from benchmarks import bare_hops, real_cell
 from benchmarks.row import note
 from coordinator.workers.clients import ControlClient
@@ -96,7 +94,8 @@ def measure(setting: RoundSetting, repeats: int, seconds: float) -> Measured:
     """So many windows of rounds, and as many of bare streams behind each of them."""
     two, bare, steps, rows = list[float](), list[float](), list[float](), list[float]()
     with tempfile.TemporaryDirectory() as folder:
-        pair = _pair(Path(folder), setting)
+        times_ms = 1e3 * setting.verify_s, 1e3 * setting.draft_s
+        pair = real_cell.flat(Path(folder), *times_ms, feature_width=setting.width)
         with real_cell.workers(pair, room=2 * setting.sequences) as workers:
             for _ in range(repeats):
                 rounds_s, step_s, each = asyncio.run(_two_hops(workers, setting, seconds))
@@ -141,16 +140,6 @@ class Acknowledges:
 
     def lost(self, why: str) -> None:
         self.why_lost = why
-
-
-def _pair(folder: Path, setting: RoundSetting) -> Path:
-    """The flat pair with rows and passes of this size."""
-    spec = yaml.safe_load(real_cell.FLAT.read_text(encoding="utf-8"))
-    spec["feature_width"] = setting.width
-    spec["verify"]["ms"], spec["draft"]["ms"] = [1e3 * setting.verify_s], [1e3 * setting.draft_s]
-    path = folder / "pair.yaml"
-    path.write_text(yaml.safe_dump(spec), encoding="utf-8")
-    return path
 
 
 async def _two_hops(workers: ProcessCell, setting: RoundSetting, seconds: float) -> tuple[list[float], float, float]:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import yaml
 from tokenizers import Tokenizer
 
 from benchmarks import real_cell
@@ -45,12 +44,14 @@ def rows(*, quick: bool) -> Iterator[Row]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 16_384), hard), hard))
     windows, seconds = (3, 2.0) if quick else (7, 4.0)
+    # The vocabulary of the tokenizer: every id is text.
+    vocabulary = Tokenizer.from_file(str(TARGET / "tokenizer.json")).get_vocab_size()
     with tempfile.TemporaryDirectory() as folder:
-        with _cell(_pair(Path(folder)), 2 * STREAMS) as cell:
+        with _cell(real_cell.flat(Path(folder), vocabulary=vocabulary), 2 * STREAMS) as cell:
             rate = asyncio.run(_rates(cell, windows, seconds))
         bar = f"at least {RATE_BAR:.0f} committed tokens per CPU second of the front end process"
         yield Row("B6", "front end rate", rate, bar, rate["adaptive"] >= RATE_BAR)
-        with _cell(_pair(Path(folder), SLOW_MS), HELD) as cell:
+        with _cell(real_cell.flat(Path(folder), SLOW_MS, vocabulary=vocabulary), HELD) as cell:
             told = asyncio.run(_hold(cell, 64 if quick else 128))
     bar = f"at least {STREAMS_BAR} client streams at once, every one with all its tokens"
     yield Row("B6", "front end streams", told, bar, told["complete"] == told["peak"] >= STREAMS_BAR)
@@ -200,17 +201,6 @@ async def _hold(cell: ProcessCell, tokens: int) -> dict[str, Any]:
         "tokens_per_cpu_second": round(heard.tokens / spent),
         "front_end_mib": round(resident_mib(front.pid)),
     }
-
-
-def _pair(folder: Path, verify_ms: float | None = None) -> Path:
-    """The flat pair over the vocabulary of the tokenizer, so that every id is text; slower where asked for."""
-    document = yaml.safe_load(real_cell.FLAT.read_text(encoding="utf-8"))
-    document["vocabulary"] = Tokenizer.from_file(str(TARGET / "tokenizer.json")).get_vocab_size()
-    if verify_ms is not None:
-        document["verify"] |= {"ms": [verify_ms]}
-    path = folder / "pair.yaml"
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    return path
 
 
 def cpu_seconds(pid: int) -> float:
