@@ -91,7 +91,7 @@ class SimulatedDrafter(SimulatedWorker):
         self.command(len(order.rows), lambda: self._queue(_Waiting(verifier, order, held, answer)))
 
     def _queue(self, waiting: _Waiting) -> None:
-        if self._closed or self.silent:
+        if self.closed or self.silent:
             return
         self._waiting.append(waiting)
         if not self._asked:
@@ -110,7 +110,7 @@ class SimulatedDrafter(SimulatedWorker):
 
     def _over(self, seconds: float) -> None:
         passed, self._passing = self._passing, []
-        if self._closed:
+        if self.closed:
             return
         for each in passed:
             marks = [self.rows.get((each.verifier, row.sequence, row.epoch), 0) for row in each.order.rows]
@@ -129,9 +129,9 @@ class SimulatedDrafter(SimulatedWorker):
                 ),
             )
 
-    def lose(self, why: str = "lost") -> None:
+    def lose(self) -> None:
         """As a killed process: every verifier's stream to it breaks."""
-        self.close(why)
+        self.closed = True
         self.rows.clear()
         users, self.users = self.users, {}
         for tell in users.values():

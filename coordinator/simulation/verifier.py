@@ -113,14 +113,14 @@ class SimulatedVerifier(SimulatedWorker):
         self._listener = listener
 
     def tell(self, orders: Sequence[Down]) -> None:
-        if not self._closed:
+        if not self.closed:
             self.command(0, partial(self._told, tuple(orders)))
 
     def close(self, why: str) -> None:
         """Everything that was held here is gone."""
-        if self._closed:
+        if self.closed:
             return
-        super().close(why)
+        self.closed = True
         for drafts in self._pool:
             drafts.forget_all(self.facts.name)
         self.held.clear()
@@ -154,7 +154,7 @@ class SimulatedVerifier(SimulatedWorker):
         return []
 
     def _feed(self, *told: events.Told | Plan) -> None:
-        if self._closed:
+        if self.closed:
             return
         for action in self._rounds.feed_all(told, self.world.loop.time()):
             self._carry_out[type(action)](action)
@@ -172,7 +172,7 @@ class SimulatedVerifier(SimulatedWorker):
         seconds = self.world.hops.settling(rounds) if rounds else 0.0
 
         def settled(_: float) -> None:
-            if self._listener is not None and not self._closed:
+            if self._listener is not None and not self.closed:
                 self._listener.heard(news)
                 self.world.trail(self.processor, seconds)
 
@@ -233,7 +233,7 @@ class SimulatedVerifier(SimulatedWorker):
             self.world.loop.call_later(self.world.hops.hop_s, partial(self.serve, len(said.blocks), lambda: came(said)))
 
         def came(said: Answered) -> None:
-            if self._closed:
+            if self.closed:
                 return
             cohort.block_at, cohort.draft_s = self.world.loop.time(), max(cohort.draft_s, said.forward_s)
             for row, block in zip(action.rows, said.blocks, strict=True):
@@ -294,7 +294,7 @@ class SimulatedVerifier(SimulatedWorker):
 
     def _pump(self) -> None:
         """Prompts by themselves, while no pass is here and none has been for a moment."""
-        if not self._line or self._pumping or self._closed:
+        if not self._line or self._pumping or self.closed:
             return
         self._pumping = True
         quiet_s = self.world.loop.time() - self._last_pass
@@ -335,7 +335,7 @@ class SimulatedVerifier(SimulatedWorker):
         def over(seconds: float) -> None:
             self._running -= 1
             self._last_pass = self.world.loop.time()
-            if self._closed:
+            if self.closed:
                 return
             self._passes[action.number] = (seconds, own + ridden, ridden, context)
             self._feed(events.PassEnded(action.number, self._judge(action)), *self._prefilled(done))

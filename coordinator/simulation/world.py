@@ -172,11 +172,7 @@ class SimulatedWorker:
         self.world = world
         self.device = Device()
         self.host = Device(world.cores)
-        self._closed = ""
-
-    @property
-    def closed(self) -> bool:
-        return bool(self._closed)
+        self.closed = False  # nothing is asked of it any more
 
     def command(self, sequences: int, then: Callable[[], object]) -> None:
         """Sends a command on its way; `then` follows when the host has read it. Half of its time is for the reply."""
@@ -195,10 +191,6 @@ class SimulatedWorker:
             self.world.trail(self.host, seconds)
 
         self.host.submit(lambda: seconds, served, urgent=True)
-
-    def close(self, why: str) -> None:
-        """Nothing is asked of it any more."""
-        self._closed = self._closed or why
 
 
 def curve_of(table: StepTable) -> CostCurve:
