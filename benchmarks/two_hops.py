@@ -42,78 +42,35 @@ class RoundSetting:
     cohorts: int = 1
     drafts: bool = True
 
-    @property
-    def passes_s(self) -> float:
-        """Of a round."""
-        return self.verify_s + (self.draft_s if self.drafts else 0.0)
 
-    @property
-    def compared(self) -> bool:
-        """Whether bare streams do the same: two cohorts wait for each other, plain rounds have no hop."""
-        return self.drafts and self.cohorts == 1
+def measure(setting: RoundSetting, repeats: int, seconds: float) -> dict[str, float]:
+    """So many windows of rounds, and as many of bare streams behind each of them.
 
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Seconds."""
-
-    setting: RoundSetting
-    round_s: float  # median
-    step_s: float  # from one verification to the next, median of the repeats' means
-    rows: float  # feature rows of a round
-    bare_s: float = 0.0  # a round of bare streams, median; 0 where there is none
-
-    @property
-    def overhead(self) -> float:
-        """Share of a round that is no pass."""
-        return 1.0 - self.setting.passes_s / self.round_s
-
-    @property
-    def times_bare(self) -> float:
-        passes = self.setting.passes_s
-        return (self.round_s - passes) / (self.bare_s - passes) if self.bare_s else 0.0
-
-    @property
-    def busy(self) -> float:
-        """Share of time that the verifier computes."""
-        return self.setting.verify_s / self.step_s
-
-    def shown(self) -> dict[str, float]:
-        """For a row."""
-        passes = self.setting.passes_s
-        shown = {"verifier_busy": round(self.busy, 3)}
-        if self.setting.cohorts == 1:
-            shown |= {"beside_ms": round(1e3 * (self.round_s - passes), 2), "overhead": round(self.overhead, 4)}
-        if self.bare_s:
-            bare = {"bare_ms": round(1e3 * (self.bare_s - passes), 2), "times_bare": round(self.times_bare, 2)}
-            shown |= {**bare, "bare_overhead": round(1.0 - passes / self.bare_s, 4), "rows": round(self.rows)}
-        return shown
-
-
-def measure(setting: RoundSetting, repeats: int, seconds: float) -> Measured:
-    """So many windows of rounds, and as many of bare streams behind each of them."""
-    two, bare, steps, rows = list[float](), list[float](), list[float](), list[float]()
+    verifier_busy: share of time. overhead: share of a round that is no pass. times_bare: what is no pass over the same
+    of bare streams; two cohorts wait for each other and plain rounds have no hop, so neither of them is compared.
+    """
+    two, bare, steps = list[float](), list[float](), list[float]()
+    compared = setting.drafts and setting.cohorts == 1
     with tempfile.TemporaryDirectory() as folder:
         times_ms = 1e3 * setting.verify_s, 1e3 * setting.draft_s
         pair = real_cell.flat(Path(folder), *times_ms, feature_width=setting.width)
         with real_cell.workers(pair, room=2 * setting.sequences) as workers:
             for _ in range(repeats):
-                rounds_s, step_s, each = asyncio.run(_two_hops(workers, setting, seconds))
+                rounds_s, step_s, rows = asyncio.run(_two_hops(workers, setting, seconds))
                 two += rounds_s
                 steps.append(step_s)
-                rows.append(each)
-                if setting.compared:
-                    payload = setting.sequences, setting.width, round(each)
+                if compared:
+                    payload = setting.sequences, setting.width, round(rows)
                     bare += bare_hops.measure(*payload, setting.verify_s, setting.draft_s, seconds)
-    made = Measured(
-        setting,
-        statistics.median(two),
-        statistics.median(steps),
-        statistics.mean(rows),
-        statistics.median(bare) if bare else 0.0,
-    )
-    note(f"{setting}: {made.shown()}, steps of {[round(1e3 * step, 2) for step in steps]} ms")
-    return made
+    round_s, passes_s = statistics.median(two), setting.verify_s + setting.drafts * setting.draft_s
+    found = {"verifier_busy": setting.verify_s / statistics.median(steps)}
+    if setting.cohorts == 1:
+        found |= {"beside_ms": 1e3 * (round_s - passes_s), "overhead": 1.0 - passes_s / round_s}
+    if compared:
+        bare_s = statistics.median(bare) - passes_s
+        found |= {"bare_ms": 1e3 * bare_s, "times_bare": (round_s - passes_s) / bare_s}
+    note(f"{setting}: {found}, steps of {[round(1e3 * step, 2) for step in steps]} ms")
+    return found
 
 
 class Acknowledges:
