@@ -49,7 +49,7 @@ def _message(message: Any, path: tuple[int, ...], comments: dict[tuple[int, ...]
         lines += ["| field | no. | type | meaning |", "| --- | --- | --- | --- |"]
     for f, field in enumerate(message.field):
         words = {3: "repeated "}.get(field.label, "optional " if field.proto3_optional else "")
-        kind = field.type_name.rpartition(".")[2] or _SCALARS[field.type]
+        kind = field.type_name.rpartition(".")[2] or field.Type.Name(field.type).removeprefix("TYPE_").lower()
         lines.append(f"| `{field.name}` | {field.number} | {words}`{kind}` | {cell(comments.get((*path, 2, f), ''))} |")
     for n, nested in enumerate(message.nested_type):
         lines += _message(nested, (*path, 3, n), comments, f"{name}.{nested.name}")
@@ -72,10 +72,9 @@ def _described(name: str, comment: str) -> list[str]:
 
 def _descriptors() -> list[Any]:
     import grpc_tools
-    from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from grpc_tools import protoc
 
-    _SCALARS.update({number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()})
     names = sorted(path.name for path in (ROOT / "protos" / FOLDER).glob("*.proto"))
     with tempfile.NamedTemporaryFile() as out:
         include = [f"-I{ROOT / 'protos'}", f"-I{Path(grpc_tools.__file__).parent / '_proto'}"]
@@ -83,9 +82,6 @@ def _descriptors() -> list[Any]:
         if protoc.main(["protoc", *include, *options, *(f"{FOLDER}/{name}" for name in names)]):
             raise RuntimeError("the proto files do not compile")
         return list(FileDescriptorSet.FromString(Path(out.name).read_bytes()).file)
-
-
-_SCALARS: dict[int, str] = {}
 
 
 def _comment(place: Any) -> str:

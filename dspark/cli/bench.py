@@ -86,7 +86,7 @@ def _bench(args: argparse.Namespace) -> int:
     given |= {name: tuple(part.strip() for part in getattr(args, name).split(",")) for name in ("policy", "domains")}
     given["concurrency"] = args.concurrency or (() if args.rate else (1, 4, 16))
     order = sweep.SweepOrder(**given, renderer=_renderer)
-    points = asyncio.run(sweep.run(order, report.Bar()))
+    points = asyncio.run(sweep.run(order))
     result = {"command": " ".join(["dspark", "bench", *sys.argv[2:]]), **report.machine(), "points": points}
     if args.save is not None:
         args.save.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -22,24 +22,22 @@ Column = Callable[[dict[str, Any]], str | None]
 NEEDED = {"series", "tok_s", "tok_s_user", "concurrency", "rate", "budget"}
 
 
-class Bar:
-    """One line per point on a terminal; nothing where stderr is none or `rich` is missing."""
-
-    @contextlib.contextmanager
-    def point(self, title: str, requests: int) -> Iterator[Progress]:
-        """The callback to report to while the point runs."""
-        try:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-        except ModuleNotFoundError:
-            yield lambda answers, tokens: None
-            return
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        note = TextColumn("{task.fields[note]}")
-        with Progress(*columns, note, console=console, disable=not console.is_terminal) as bar:
-            task = bar.add_task(title, total=requests or None, note="")
-            yield lambda answers, tokens: bar.update(task, completed=answers, note=f"{tokens:,} tokens")
+@contextlib.contextmanager
+def progress(title: str, requests: int) -> Iterator[Progress]:
+    """A line on a terminal, and the callback to report to while a point runs; nothing is shown where stderr is no
+    terminal or `rich` is missing."""
+    try:
+        from rich import progress as bars
+        from rich.console import Console
+    except ModuleNotFoundError:
+        yield lambda answers, tokens: None
+        return
+    console, told = Console(stderr=True), bars.TextColumn("{task.description}")
+    counts = (bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn())
+    note = bars.TextColumn("{task.fields[note]}")
+    with bars.Progress(told, *counts, note, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=requests or None, note="")
+        yield lambda answers, tokens: bar.update(task, completed=answers, note=f"{tokens:,} tokens")
 
 
 def _number(name: str, digits: int) -> Column:

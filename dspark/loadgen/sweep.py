@@ -19,7 +19,7 @@ from dspark.loadgen.answer import Endpoint
 from dspark.loadgen.grpc_endpoint import GrpcEndpoint
 from dspark.loadgen.openai_endpoint import OpenAiEndpoint, OpenAiOptions
 from dspark.loadgen.prompts import Question
-from dspark.loadgen.report import Bar
+from dspark.loadgen.report import progress
 from dspark.loadgen.summary import summarise
 from dspark.runtime.tls import Tls
 
@@ -70,7 +70,7 @@ class SweepOrder:
             raise InvalidRequest("domains", f"{sorted(unknown)} are none of {', '.join(prompts.DOMAINS)}")
 
 
-async def run(order: SweepOrder, bar: Bar) -> list[dict[str, Any]]:
+async def run(order: SweepOrder) -> list[dict[str, Any]]:
     """Every measurement of the order, summed up."""
     endpoints = [_endpoint(order, policy) for policy in order.policy]
     try:
@@ -80,8 +80,8 @@ async def run(order: SweepOrder, bar: Bar) -> list[dict[str, Any]]:
         for plan in plans:
             for endpoint in endpoints:
                 load = f"{plan.concurrency} users" if plan.concurrency else f"{plan.rate:g} a second"
-                with bar.point(f"{endpoint.name}, {load}", plan.requests) as progress:
-                    outcome = await loop.run(endpoint, prompts.cycle(questions, plan.seed), plan, progress)
+                with progress(f"{endpoint.name}, {load}", plan.requests) as tell:
+                    outcome = await loop.run(endpoint, prompts.cycle(questions, plan.seed), plan, tell)
                 counted_by = getattr(endpoint, "counted_by", "ids")
                 points.append(point := summarise(outcome, series=endpoint.name, counted_by=counted_by))
                 if point["errors"] and not point["answers"]:
