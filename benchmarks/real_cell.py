@@ -5,8 +5,9 @@ for number, so that the same blocks are drafted and the same tokens committed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -22,7 +23,6 @@ from dspark.loadgen.prompts import Question
 HERE = Path(__file__).resolve().parent
 FILES = HERE / "synthetic"
 FLAT = FILES / "flat.yaml"
-POOL_TOKENS = 1 << 21  # token slots of a synthetic worker: never what a measurement waits for
 
 
 def flat(folder: Path, verify_ms: float | None = None, draft_ms: float | None = None, **changes: int) -> Path:
@@ -55,25 +55,19 @@ def workers(
     tokens_each: int = 1 << 15,
     target: str | Path = "",
     kind: type[ProcessCell] = Workers,
+    verify: Mapping[str, object] = MappingProxyType({}),
     **more: Any,
 ) -> ProcessCell:
     """Synthetic workers as processes. room: sequences that each can hold, of so many tokens."""
     synthetic = {"engine": "synthetic", "synthetic": file, "max_sequences": room}
-    verify, draft = {"kv_tokens": room * tokens_each}, {"context_tokens": room * tokens_each}
-    return kind(target, "", verify=synthetic | verify, draft=synthetic | draft, **more)
+    verify = {**synthetic, "kv_tokens": room * tokens_each, **verify}
+    return kind(target, "", verify=verify, draft={**synthetic, "context_tokens": room * tokens_each}, **more)
 
 
 def cell(file: Path, *, verifiers: int = 1) -> ProcessCell:
-    """A coordinator and synthetic workers as processes; start it with `with`."""
-    synthetic = {"engine": "synthetic", "synthetic": file}
-    return ProcessCell(
-        "",
-        "",
-        verifiers=verifiers,
-        coordinator={"max_running": 4096},
-        verify={**synthetic, "kv_tokens": POOL_TOKENS, "max_sequences": 8192, "max_batch_tokens": 65536},
-        draft={**synthetic, "context_tokens": POOL_TOKENS, "max_sequences": 8192},
-    )
+    """A coordinator and synthetic workers with room for everybody; start it with `with`."""
+    led: dict[str, Any] = {"kind": ProcessCell, "coordinator": {"max_running": 4096}, "verifiers": verifiers}
+    return workers(file, room=8192, tokens_each=256, verify={"max_batch_tokens": 65536}, **led)
 
 
 def sampling(scenario: Scenario) -> Options:
