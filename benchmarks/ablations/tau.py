@@ -34,7 +34,7 @@ LONGEST_PROMPT = 160
 FORMS = ("bfloat16", FP8)
 
 
-class Drafting(NamedTuple):
+class DraftSetting(NamedTuple):
     """How a block is drafted; the defaults are those of a deployment."""
 
     rule: Rule = Rule.BLOCK
@@ -43,8 +43,8 @@ class Drafting(NamedTuple):
     missing: int = 0  # newest context rows the drafter has to do without
 
 
-DEPLOYED = Drafting()
-Setting = tuple[str, str, Drafting]  # group, name
+DEPLOYED = DraftSetting()
+Setting = tuple[str, str, DraftSetting]  # group, name
 
 
 @dataclass
@@ -54,7 +54,7 @@ class AnswerStream:
     domain: str
     answer: EngineAnswer
     rounds: int = 0
-    worth: defaultdict[Drafting, float] = field(default_factory=lambda: defaultdict(float))
+    worth: defaultdict[DraftSetting, float] = field(default_factory=lambda: defaultdict(float))
 
     @property
     def committed(self) -> int:
@@ -67,13 +67,13 @@ def settings(vocab: int, temperature: float) -> list[Setting]:
     made: list[Setting] = []
     if temperature > 0:
         made += [
-            ("entries", f"{rule.name.lower()}, K = {'full' if count == vocab else count}", Drafting(rule, count))
+            ("entries", f"{rule.name.lower()}, K = {'full' if count == vocab else count}", DraftSetting(rule, count))
             for rule in (Rule.BLOCK, Rule.COUPLED)
             for count in (16, 64, 256, vocab)
         ]
-        made += [("rule", rule.name.lower(), Drafting(rule)) for rule in Rule]
-    made += [("rows", form, Drafting(rows=form)) for form in FORMS]
-    made += [("missing rows", f"last {count} missing", Drafting(missing=count)) for count in (0, 1, 2, 4, 8)]
+        made += [("rule", rule.name.lower(), DraftSetting(rule)) for rule in Rule]
+    made += [("rows", form, DraftSetting(rows=form)) for form in FORMS]
+    made += [("missing rows", f"last {count} missing", DraftSetting(missing=count)) for count in (0, 1, 2, 4, 8)]
     return made
 
 
@@ -110,7 +110,7 @@ class Bench:
             for prompt in pair.prompts(domain, prompts)
         ]
 
-    def run(self, wanted: Sequence[Drafting], temperature: float) -> list[AnswerStream]:
+    def run(self, wanted: Sequence[DraftSetting], temperature: float) -> list[AnswerStream]:
         """Decodes every prompt; each stream ends with the worth of every way to draft."""
         room = self._tokens + self._engines.drafter.shape.block_size + 2
         streams = []
@@ -122,7 +122,7 @@ class Bench:
         self._engines.release(stream.answer for stream in streams)
         return streams
 
-    def _round(self, running: Sequence[AnswerStream], wanted: Sequence[Drafting]) -> None:
+    def _round(self, running: Sequence[AnswerStream], wanted: Sequence[DraftSetting]) -> None:
         answers = [stream.answer for stream in running]
         drafted = {drafting: self._drafts(answers, drafting) for drafting in (DEPLOYED, *wanted)}
         for place, stream in enumerate(running):
@@ -130,11 +130,11 @@ class Bench:
             stream.rounds += 1
         self._engines.judge(answers, drafted[DEPLOYED])
 
-    def _drafts(self, answers: Sequence[EngineAnswer], how: Drafting) -> list[Block]:
+    def _drafts(self, answers: Sequence[EngineAnswer], how: DraftSetting) -> list[Block]:
         self._engines.drafter.config = replace(self._deployed, q_entries=how.entries)
         return self._engines.draft(answers, form=how.rows, missing=how.missing, rule=how.rule)
 
-    def _weigh(self, stream: AnswerStream, blocks: dict[Drafting, Block]) -> None:
+    def _weigh(self, stream: AnswerStream, blocks: dict[DraftSetting, Block]) -> None:
         """Adds what each block is worth; the target looks at blocks of equal ids once."""
         answer, different = stream.answer, list(dict.fromkeys(tuple(block.token_ids) for block in blocks.values()))
         probs = dict(zip(different, probs_behind(self._target, answer.tokens, different, answer.params), strict=True))
@@ -144,7 +144,7 @@ class Bench:
             stream.worth[drafting] += worth
 
 
-def compared(drafting: Drafting, streams: Sequence[AnswerStream]) -> dict[str, Any]:
+def compared(drafting: DraftSetting, streams: Sequence[AnswerStream]) -> dict[str, Any]:
     """more: over the deployed setting's tau, in shares of it. error, more_error: standard errors of tau and of more."""
     rounds = np.array([float(stream.rounds) for stream in streams])
     own = np.array([stream.worth[drafting] for stream in streams])
