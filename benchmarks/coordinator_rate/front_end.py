@@ -180,7 +180,6 @@ async def _hold(cell: ProcessCell, tokens: int) -> dict[str, Any]:
     with cell.client() as client:
         port = next(each.metrics_port for each in client.status().processes if each.name == front.name)
     clients = Clients(front.endpoint)
-    began, spent = time.monotonic(), cpu_seconds(front.pid)
     await clients.ask(HELD, "adaptive", tokens, forever=False)
     ended = asyncio.create_task(clients.ended())
     peak = 0.0
@@ -189,27 +188,11 @@ async def _hold(cell: ProcessCell, tokens: int) -> dict[str, Any]:
         page = await prometheus.scrape(f"http://127.0.0.1:{port}/metrics")
         peak = max(peak, prometheus.total(page, "dspark_client_streams"))
     await ended
-    took = time.monotonic() - began
-    spent = cpu_seconds(front.pid) - spent
-    heard = clients.heard
     await clients.close()
-    return {
-        "peak": int(peak),
-        "complete": heard.complete,
-        "tokens": heard.tokens,
-        "seconds": round(took, 1),
-        "tokens_per_cpu_second": round(heard.tokens / spent),
-        "front_end_mib": round(resident_mib(front.pid)),
-    }
+    return {"peak": int(peak), "complete": clients.heard.complete, "tokens": clients.heard.tokens}
 
 
 def cpu_seconds(pid: int) -> float:
     """Processor time of a process so far, its own and the kernel's on its behalf."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def resident_mib(pid: int) -> float:
-    """Memory of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

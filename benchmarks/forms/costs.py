@@ -23,8 +23,6 @@ from dspark.loadgen.summary import spread
 from dspark.model.checkpoint import load_target
 from dspark.types import Constraint, ConstraintKind
 from verify_service.batch_runner import Grammar
-from verify_service.grammars.compiling import checked, make_compiler
-from verify_service.grammars.compiling import compiled as compile_form
 from verify_service.grammars.grammars import Grammars
 
 SLOTS = 5
@@ -80,18 +78,13 @@ def row(folder: Path) -> Row:
     target = load_target(folder)
     grammars = Grammars(target.folder, target.vocab_size, target.stop_ids)
     words = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    compiler = make_compiler(target.folder, target.vocab_size, target.stop_ids)
     grammars.compile(Constraint(ConstraintKind.REGEX, "x"), "").result(60)  # starts the compiler
-    first, again, slots, alone = list[float](), list[float](), list[float](), list[float]()
+    first, again, slots = list[float](), list[float](), list[float]()
     for made, answer in SCHEMAS:
         constraint = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(made))
         compile_it = partial(lambda form: grammars.compile(form, "").result(60), constraint)
         took, grammar = timed(compile_it)
         first.append(took)
-        began = time.thread_time()  # of a compiler of one's own, whatever else runs here
-        checked(compile_form(compiler, constraint))
-        compile_form(compiler, constraint)
-        alone.append(1e3 * (time.thread_time() - began))
         again.append(timed(compile_it)[0])
         for indent in (None, 2):
             ids = words.encode(json.dumps(answer, ensure_ascii=False, indent=indent)).ids
@@ -103,7 +96,6 @@ def row(folder: Path) -> Row:
         "mask_ms_a_slot": a_slot["p50"],
         "mask_ms_a_slot_p99": a_slot["p99"],
         "first_use_ms": [round(each, 1) for each in first],
-        "first_use_processor_ms": [round(each, 1) for each in alone],
         "again_ms": round(max(again), 3),
     }
     bar = f"mask <= {MASK_MS} ms, first use <= {FIRST_MS:g} ms"
