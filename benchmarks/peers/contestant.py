@@ -52,8 +52,8 @@ class Peer:
 
     def close(self) -> None:
         if self._process is not None:
-            self._process.terminate()
-            self._process.wait(30)
+            with self._process as process:  # its pipes are closed, its end is waited for
+                process.terminate()
             self._process = None
 
     def __enter__(self) -> Self:
