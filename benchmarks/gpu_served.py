@@ -60,7 +60,7 @@ def measure(pair: Pair, value: dict[str, Any], *, tiny: bool, page_size: int, gr
             before = _clocks(ports)
             asked = prompts.cycle(prompts.random_ids(PROMPTS, context, pair.vocabulary, 0), 0)
             tok_s = asyncio.run(windowed(cell.endpoint, options, asked, plan, settle_s, window_s))
-            spent = zip(CLOCKS, _clocks(ports) - before, strict=True)
+            spent = zip(CLOCKS, (_clocks(ports) - before).tolist(), strict=True)
             means = {name: round(1e3 * seconds / max(times, 1), 2) for name, (seconds, times) in spent}
             value[f"{count} streams"] = found = {"tok_s": round(tok_s, 1)} | means
             note(f"{count} streams, served: {found}")
