@@ -64,9 +64,6 @@ class ContextTable(Generic[C]):
     def __len__(self) -> int:
         return len(self._contexts)
 
-    def get(self, sequence: int) -> C | None:
-        return self._contexts.get(sequence)
-
     def __getitem__(self, sequence: int) -> C:
         return self._contexts[sequence]
 

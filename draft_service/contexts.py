@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from draft_service.context_table import Context, ContextTable
-from draft_service.interface import Rows as Rows
+from draft_service.interface import Rows
 from dspark.decoding.shaping import Shaper
 from dspark.model.family import ContextTokens, Drafter, Entries, PagedEntries
 from dspark.model.scratch import Scratch
@@ -74,7 +74,7 @@ class ContextStore(ContextTable[DraftContext]):
             if isinstance(context, Context) and context.epoch == chunk.epoch and not context.covers(chunk.start, stop):
                 fresh.append((context, chunk))
                 slots.append(self.pages.slots(chunk.sequence, chunk.start, stop))
-                token_ids.extend(chunk.token_ids or [0] * len(chunk.rows))
+                token_ids.extend(chunk.token_ids)
                 positions.append(range(chunk.start, stop))
         if fresh:
             rows = fresh[0][1].rows if len(fresh) == 1 else torch.cat([chunk.rows for _, chunk in fresh])

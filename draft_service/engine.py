@@ -25,7 +25,7 @@ from dspark.model.family import Drafter, Proposal
 from dspark.model.location import locate
 from dspark.model.placement import pick_device, pick_dtype
 from dspark.runtime.process import threads_for
-from dspark.types import NO_Q, Block, Cursor, EmptyReason, Refusal, Rule, SparseQ
+from dspark.types import NO_Q, Block, Cursor, Refusal, Rule, SparseQ
 from dspark.wire import tensors
 from dspark.wire.v1 import types_pb2
 
@@ -35,6 +35,8 @@ log = structlog.get_logger("dspark.draft")
 class DraftEngine(DraftEngineCore):
     """A drafter that runs."""
 
+    _contexts: ContextStore
+
     def __init__(self, drafter: Drafter, calibration: Calibration, config: DraftConfig, *, version: str) -> None:
         self.drafter = drafter
         self.calibrated, self.projection = calibration is not IDENTITY, drafter.fingerprint
@@ -42,12 +44,12 @@ class DraftEngine(DraftEngineCore):
         self.dtype = str(drafter.dtype).removeprefix("torch.")
         self._calibration = calibration
         self._lag = drafter.needs.lag
-        self._contexts = ContextStore(
+        contexts = ContextStore(
             drafter, tokens=config.context_tokens, page_size=config.page_size, max_sequences=config.max_sequences
         )
         own = drafter.config
         shape = DrafterShape(own.vocab_size, drafter.width, own.block_size)
-        super().__init__(config, version, self._contexts, shape, own.max_position_embeddings)
+        super().__init__(config, version, contexts, shape, own.max_position_embeddings)
 
     @staticmethod
     def load(config: DraftConfig) -> DraftEngine:
@@ -129,7 +131,7 @@ class DraftEngine(DraftEngineCore):
             return self._draft_group(items)
         except FloatingPointError:
             if len(items) == 1:
-                return [self._spoilt(items[0])]
+                return [self.spoilt(items[0].cursor)]
         except Exception:
             if len(items) == 1:
                 raise
@@ -142,12 +144,8 @@ class DraftEngine(DraftEngineCore):
                 if failed == len(items):
                     raise
                 log.error("draft.failed", sequence=item.cursor.sequence, exc_info=error)
-                blocks.append(self._spoilt(item))
+                blocks.append(self.spoilt(item.cursor))
         return blocks
-
-    def _spoilt(self, item: DraftItem) -> Block:
-        watermark = self.watermark(item.cursor.sequence, item.cursor.epoch)
-        return Block(item.cursor, empty_reason=EmptyReason.INVALID, watermark=watermark)
 
     def _draft_group(self, items: list[DraftItem]) -> list[Block]:
         size = self.drafter.config.block_size

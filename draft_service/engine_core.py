@@ -36,7 +36,7 @@ class DraftEngineCore(ABC):
         longest: int,
     ) -> None:
         """longest: tokens that the drafter itself can reach."""
-        self.config, self.fingerprint, self.shape, self._table = config, version, shape, contexts
+        self.config, self.fingerprint, self.shape, self._contexts = config, version, shape, contexts
         own = config.context_length
         self.context_length = longest if own is None else min(longest, own)  # blocks beyond it are empty
 
@@ -47,22 +47,22 @@ class DraftEngineCore(ABC):
 
     @property
     def held(self) -> Held:
-        pages = self._table.pages
-        return Held(len(self._table), pages.total - pages.free, pages.total)
+        pages = self._contexts.pages
+        return Held(len(self._contexts), pages.total - pages.free, pages.total)
 
     def open(self, cursor: Cursor, reserve_tokens: int, *, owner: int = 0) -> Refusal | None:
         """Makes room for a sequence, as far as blocks can reach: rows past that length are of no use here."""
-        return self._table.open(cursor, min(reserve_tokens, self.context_length), owner)
+        return self._contexts.open(cursor, min(reserve_tokens, self.context_length), owner)
 
     def watermark(self, sequence: int, epoch: int | None = None) -> int:
         """Contiguous rows held; 0 for an unknown sequence or another epoch."""
-        return self._table.watermark(sequence, epoch)
+        return self._contexts.watermark(sequence, epoch)
 
     def release(self, sequence: int, epoch: int) -> bool:
-        return self._table.release(sequence, epoch)
+        return self._contexts.release(sequence, epoch)
 
     def release_owner(self, owner: int) -> int:
-        return self._table.release_owner(owner)
+        return self._contexts.release_owner(owner)
 
     @abstractmethod
     def read_rows(self, chunk: types_pb2.TensorChunk, max_rows: int) -> Any:
@@ -80,22 +80,24 @@ class DraftEngineCore(ABC):
         """Whether this drafter can draft it at all, rows and room apart."""
         return True
 
+    def spoilt(self, cursor: Cursor) -> Block:
+        """The block of an item that met a bug, or rows that are not numbers."""
+        watermark = self.watermark(cursor.sequence, cursor.epoch)
+        return Block(cursor, empty_reason=EmptyReason.INVALID, watermark=watermark)
+
     def _empty(self, item: DraftItem) -> Block | None:
         """The empty block of an item that cannot be drafted, None for one that can."""
         cursor, shape = item.cursor, self.shape
         watermark = self.watermark(item.cursor.sequence, item.cursor.epoch)
-
-        def because(reason: EmptyReason) -> Block:
-            return Block(cursor, empty_reason=reason, watermark=watermark)
-
-        if not 0 <= item.anchor < shape.vocab_size or cursor.committed_len < 1:
-            return because(EmptyReason.INVALID)
-        if item.features_through > cursor.anchor_position or not self._sound(item):
-            return because(EmptyReason.INVALID)
-        if not self._table.knows(cursor):
-            return because(EmptyReason.UNKNOWN_SEQUENCE)
-        if cursor.anchor_position + shape.block_size > self.context_length:
-            return because(EmptyReason.TOO_LONG)
-        if watermark < item.features_through:
-            return because(EmptyReason.FEATURES_MISSING)
-        return None
+        fits = 0 <= item.anchor < shape.vocab_size and 0 <= item.features_through <= cursor.anchor_position
+        if not (fits and self._sound(item)):
+            why = EmptyReason.INVALID
+        elif not self._contexts.knows(cursor):
+            why = EmptyReason.UNKNOWN_SEQUENCE
+        elif cursor.anchor_position + shape.block_size > self.context_length:
+            why = EmptyReason.TOO_LONG
+        elif watermark < item.features_through:
+            why = EmptyReason.FEATURES_MISSING
+        else:
+            return None
+        return Block(cursor, empty_reason=why, watermark=watermark)

@@ -18,8 +18,8 @@ from draft_service.feature_receiver import FeatureReceiver, Outcome
 from draft_service.interface import Rows, number_here
 from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.runtime.channel import MAX_MESSAGE
-from dspark.runtime.telemetry import Metrics
 from dspark.runtime.wire_limits import KIB, Bounds, Read
+from dspark.runtime.worker import Worker
 from dspark.types import Refusal, RefusalReason
 from dspark.wire import codec
 from dspark.wire.v1 import features_pb2, features_pb2_grpc
@@ -62,18 +62,8 @@ class _Taken:
 class FeatureSink(features_pb2_grpc.FeaturesServicer):
     """Accepts pushed rows."""
 
-    def __init__(
-        self,
-        *,
-        engine: DraftEngineCore,
-        arrivals: FeatureReceiver,
-        metrics: Metrics,
-        incarnation: int,
-    ) -> None:
-        self._engine = engine
-        self._arrivals = arrivals
-        self._metrics = metrics
-        self._incarnation = incarnation
+    def __init__(self, worker: Worker[DraftEngineCore], arrivals: FeatureReceiver) -> None:
+        self._worker, self._metrics, self._arrivals = worker, worker.metrics, arrivals
 
     async def Push(
         self, request_iterator: AsyncIterator[Read[features_pb2.FeatureChunk]], context: grpc.aio.ServicerContext
@@ -152,12 +142,12 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
         return refusals
 
     def _read(self, chunk: features_pb2.FeatureChunk) -> list[Rows] | Refusal:
-        if chunk.sink_incarnation != self._incarnation:
+        if chunk.sink_incarnation != self._worker.incarnation:
             return Refusal(RefusalReason.WRONG_INCARNATION, f"the rows are for process {chunk.sink_incarnation}")
-        if chunk.projection != self._engine.projection:
+        if chunk.projection != self._worker.engine.projection:
             return Refusal(RefusalReason.INVALID, f"projection: rows were made by {chunk.projection[:64]!r}")
         try:
-            rows = self._engine.read_rows(chunk.rows, MAX_ROWS)
+            rows = self._worker.engine.read_rows(chunk.rows, MAX_ROWS)
         except PeerError as error:
             return Refusal(RefusalReason.INVALID, str(error))
         counts = [len(run.token_ids) for run in chunk.runs]

@@ -27,7 +27,7 @@ class Rows(NamedTuple):
     epoch: int
     start: int
     rows: Any  # [rows, H] on the CPU, as the engine's own `read_rows` gave them
-    token_ids: Sequence[int] = ()  # the token at each position, where known
+    token_ids: Sequence[int]  # the token at each position
 
 
 @dataclass(frozen=True, slots=True)

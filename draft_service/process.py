@@ -66,7 +66,7 @@ def _services(worker: Worker[DraftEngineCore]) -> Services:
     if config.rounds_port is not None:
         bind = join_endpoint(split_endpoint(config.bind)[0], config.rounds_port)
         own_port = RoundsServer(bind, worker.security, read_rounds, open_rounds)
-    sink = FeatureSink(engine=worker.engine, arrivals=arrivals, metrics=worker.metrics, incarnation=worker.incarnation)
+    sink = FeatureSink(worker, arrivals)
     chunks = {"Push": reading(features_pb2.FeatureChunk.FromString, feature_sink.BOUNDS)}
 
     async def close() -> None:

@@ -308,15 +308,9 @@ class Rounds:
         if drafted.blocks is None:
             # Failing is a matter of speed, never of the answer: empty blocks, and a loud log.
             self._metrics.refusals.labels(reason="internal").inc(len(asked))
-            made = [
-                Block(each.cursor, empty_reason=EmptyReason.INVALID, watermark=self._watermark(each.cursor))
-                for each in asked
-            ]
+            made = [self._engine.spoilt(each.cursor) for each in asked]
         else:
             blocks = iter(drafted.blocks)
             made = [next(blocks) if isinstance(each, DraftItem) else each for each in asked]
         fields: Any = write_blocks(made, number, forward_ns=drafted.forward_ns, wait_ns=drafted.wait_ns)
         self._say(draft_pb2.RoundsEvent(blocks=fields))
-
-    def _watermark(self, cursor: Cursor) -> int:
-        return self._engine.watermark(cursor.sequence, cursor.epoch)

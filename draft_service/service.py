@@ -76,20 +76,15 @@ class DraftService(draft_pb2_grpc.DraftServicer):
         """On the port that everything else is on: for verifiers that cannot reach the rounds' own."""
         loop = asyncio.get_running_loop()
         outbox: Outbox[draft_pb2.RoundsEvent] = Outbox(self._worker.metrics)
-        failure: asyncio.Future[None] = loop.create_future()
-
-        def fail(error: Exception) -> None:
-            if not failure.done():
-                failure.set_exception(error)
 
         def soon(what: Callable[[Any], None], said: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has closed, and nobody waits any more
                 loop.call_soon_threadsafe(what, said)
 
-        rounds = self._open_rounds(partial(soon, outbox.put), partial(soon, fail))
+        rounds = self._open_rounds(partial(soon, outbox.put), partial(soon, outbox.fail))
         reading, watching = asyncio.create_task(_read(request_iterator, rounds)), asyncio.create_task(_watch(rounds))
         try:
-            async with contextlib.aclosing(outbox.until(reading, watching, failure)) as events:
+            async with contextlib.aclosing(outbox.until(reading, watching)) as events:
                 async for event in events:
                     yield event
         finally:

@@ -42,6 +42,7 @@ class _Context(Context):
 class SyntheticDraftEngine(DraftEngineCore):
     """A drafter that sleeps."""
 
+    _contexts: ContextTable[_Context]
     calibrated = True
     device = "synthetic"
     dtype = "none"
@@ -51,7 +52,7 @@ class SyntheticDraftEngine(DraftEngineCore):
         self._oracle = SyntheticOracle(spec)
         self._blocks = BlockMaker(self._oracle, min(config.q_entries, spec.vocabulary))
         self._pace = Pace(spec.jitter, spec.seed + 1)
-        self._contexts = ContextTable(
+        contexts = ContextTable(
             _Context,
             tokens=config.context_tokens,
             page_size=config.page_size,
@@ -59,7 +60,7 @@ class SyntheticDraftEngine(DraftEngineCore):
         )
         config = dataclasses.replace(config, drafter=config.drafter or "synthetic")
         shape = DrafterShape(spec.vocabulary, spec.feature_width, spec.block)
-        super().__init__(config, f"synthetic-{spec.fingerprint}", self._contexts, shape, spec.context_length)
+        super().__init__(config, f"synthetic-{spec.fingerprint}", contexts, shape, spec.context_length)
         self.projection = self.fingerprint
 
     @staticmethod

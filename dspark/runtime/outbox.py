@@ -28,10 +28,12 @@ class Outbox(Generic[E]):
         self._metrics = metrics
         self._events: asyncio.Queue[E | None] = asyncio.Queue(MAX_EVENTS)
         self._overrun = False
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def until(self, *ends: asyncio.Future[None]) -> AsyncGenerator[E, None]:
-        """Messages until one of these is over, whose error is raised; the others are cancelled. Raises Overloaded where
-        the peer did not read."""
+        """Messages until one of these is over, whose error is raised, or until `fail`; the others are cancelled. Raises
+        Overloaded where the peer did not read."""
+        ends = (*ends, self._failure)
         for each in ends:
             each.add_done_callback(lambda _: self.put(None))
         try:
@@ -44,6 +46,11 @@ class Outbox(Generic[E]):
         finally:
             for each in ends:
                 each.cancel()
+
+    def fail(self, error: Exception) -> None:
+        """There are no more, and this is why."""
+        if not self._failure.done():
+            self._failure.set_exception(error)
 
     def put(self, event: E | None) -> None:
         """The next message; None: there is none."""

@@ -190,8 +190,8 @@ ANSWERS = [
     harmless(
         "rows of another epoch count for a block",
         "draft_service/engine_core.py",
-        "self.watermark(item.cursor.sequence, item.cursor.epoch)\n\n        def because",
-        "self.watermark(item.cursor.sequence)\n\n        def because",
+        "self.watermark(item.cursor.sequence, item.cursor.epoch)\n        fits",
+        "self.watermark(item.cursor.sequence)\n        fits",
         "a sequence that is here under another epoch gets no block before its rows are looked at",
     ),
     harmless(

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from draft_service.contexts import ContextStore, Rows
+from draft_service.contexts import ContextStore
+from draft_service.interface import Rows
 from dspark.model.checkpoint import load_drafter
 from dspark.model.drafter import BlockDrafter
 from dspark.native.compiled import kernels
@@ -37,7 +38,7 @@ def scattered(drafter: BlockDrafter) -> ContextStore:
 
 def rows(start: int, count: int, *, sequence: int = 1, epoch: int = 1, seed: int = 0) -> Rows:
     everything = torch.randn(300, 64, generator=torch.Generator().manual_seed(seed))
-    return Rows(sequence, epoch, start, everything[start : start + count])
+    return Rows(sequence, epoch, start, everything[start : start + count], [0] * count)
 
 
 OUT_OF_ORDER: dict[str, list[tuple[list[tuple[int, int]], list[int]]]] = {

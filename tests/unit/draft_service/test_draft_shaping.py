@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from draft_service.config import DraftConfig
-from draft_service.contexts import Rows
 from draft_service.engine import DraftEngine, DraftItem
+from draft_service.interface import Rows
 from dspark.decoding.acceptance import validate_q
 from dspark.decoding.shaping import Shaper
 from dspark.types import Cursor, EmptyReason, SamplingParams
@@ -115,9 +115,7 @@ def test_only_laws_that_ask_pay_for_it(engine: DraftEngine) -> None:
     cursor = fill(engine)
     for temperature, top_k in itertools.product((0.0, 1.0), (0, 5)):
         draft(engine, cursor, SamplingParams(temperature, top_k=top_k, min_p=0.1, logprobs=5))
-    context = engine._contexts.get(1)
-    assert context is not None
-    assert context.shaper is None
+    assert engine._contexts[1].shaper is None
 
 
 def test_a_bug_at_one_sequence_empties_its_own_block_alone(

@@ -25,8 +25,8 @@ async def test_a_full_device_refuses_rows_and_takes_the_next_ones() -> None:
     device = DeviceWorker("draft", limit=0)
     arrivals = FeatureReceiver(cast("DraftEngineCore", Taking()), device)
     with pytest.raises(Overloaded):
-        await arrivals.put([Rows(1, 1, 0, [0] * 100)])
+        await arrivals.put([Rows(1, 1, 0, [0] * 100, [0] * 100)])
     device._limit = 8
-    assert await arrivals.put([Rows(1, 1, 0, [0] * 100)]) == [100]
+    assert await arrivals.put([Rows(1, 1, 0, [0] * 100, [0] * 100)]) == [100]
     await arrivals.close()
     device.close()

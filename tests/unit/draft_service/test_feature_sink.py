@@ -1,6 +1,7 @@
 """Chunks of too many runs are refused as a whole and counted, however small their runs are."""
 
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -22,7 +23,8 @@ from dspark.wire.v1 import features_pb2
 )
 async def test_too_many_runs_are_one_refusal_and_counted(runs: list[features_pb2.FeatureRun], counted: int) -> None:
     metrics = Metrics()
-    sink = FeatureSink(engine=cast(Any, None), arrivals=cast(Any, None), metrics=metrics, incarnation=5)
+    worker: Any = SimpleNamespace(metrics=metrics, incarnation=5)
+    sink = FeatureSink(worker, cast(Any, None))
     data = features_pb2.FeatureChunk(sink_incarnation=5, runs=runs).SerializeToString()
     assert (len(data) > LOOKED_AT) == (counted == 1)
 
