@@ -66,7 +66,7 @@ class EnginePair:
         params, start = replace(params, prompt_len=len(prompt)), Cursor(number, 1, 0, len(prompt))
         longest = len(prompt) + room
         self._opened(self.verifier.open(start, params, longest, True, token_ids=prompt), start, longest)
-        self.verifier.line_up(PromptPrefill(number, 1, prompt))
+        self.verifier.line.add(PromptPrefill(number, 1, prompt))
         while self.verifier.prefill_next() is not None:
             continue
         anchor = self.verifier.first_token(number)

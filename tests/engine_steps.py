@@ -30,7 +30,7 @@ def line_up(
     """Opens a sequence whose rows are kept, of 60 tokens more than its prompt, unless told otherwise."""
     cursor, longest = Cursor(sequence, epoch, 0, len(prompt)), longest or len(prompt) + 60
     assert engine.open(cursor, params, longest, keep, owner=owner, token_ids=prompt, salt=salt) is None
-    engine.line_up(PromptPrefill(sequence, epoch, prompt, owner))
+    engine.line.add(PromptPrefill(sequence, epoch, prompt, owner))
 
 
 def rows_of(run: object) -> Any:

@@ -47,8 +47,8 @@ class Progress:
     """What one chunk of a prompt brought."""
 
     prefill: PromptPrefill
-    tokens: int
-    done: bool  # all of the prompt has run
+    tokens: int = 0
+    done: bool = False  # all of the prompt has run
     problem: Refusal | None = None  # set when it cannot go on
 
 
@@ -59,7 +59,7 @@ class Judged:
     outcomes: list[Verdict | Refusal]
     tokens: int  # of the items, in the packed passes
     forward_ns: int
-    prefill_tokens: int = 0  # of prompts that rode along; what came of them is `EngineCore.take_news`
+    prefill_tokens: int = 0  # of prompts that rode along; what came of them is `PromptLine.take_news`
     near_ties: int = 0  # positions of coupled sequences that rounding could decide otherwise
     # By sequence, [slots, 2] float32: the chance to get to each slot judged, and to keep it too; and what the rule
     # saw of the drafted tokens. See `dspark/decoding/draws.py`.
@@ -73,9 +73,7 @@ class KeptRows(NamedTuple):
     counts: list[int]  # of each sequence; 0 where none are kept
     token_ids: list[int]  # at each position
     features: PackedRows | None  # None where there are none
-    masks: Sequence[
-        bytes
-    ] = ()  # what the form of each answer lets come next, see `first_masked`; none has a form: none
+    masks: Sequence[bytes] = ()  # what each answer's form lets come next, see `first_masked`; none has a form: none
 
 
 class TooSlow(Exception):
@@ -102,19 +100,15 @@ class TargetFacts(Protocol):
     def stop_ids(self) -> Sequence[int]: ...
 
 
-class ProjectionFacts(Protocol):
-    """What feature rows are made with."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-
 class PromptChunk(NamedTuple):
     """The next tokens of a prompt."""
 
     state: CachedSequence
     token_ids: Sequence[int]
     next_ids: Sequence[int] = ()  # where the prompt is scored: the token behind each of them, but the prompt's last
+
+
+Rider = tuple[PromptPrefill, PromptChunk]  # a prompt in a pass
 
 
 class PreparedBatch(Protocol):
@@ -126,6 +120,10 @@ class PreparedBatch(Protocol):
 
     @property
     def chunks(self) -> Sequence[PromptChunk]: ...
+
+    @property
+    def tokens(self) -> int:
+        """Of the items."""
 
     def part(self, places: Sequence[int]) -> PreparedBatch:
         """Some of its items alone, by their places. Reads no sequence: some may have left meanwhile."""
@@ -149,13 +147,6 @@ class ExecutedBatch(Protocol):
     def saw(self) -> RuleSaw: ...
 
 
-class Stepped(NamedTuple):
-    """What became of each item."""
-
-    outcomes: Sequence[Verdict | Refusal]
-    tokens: int  # of the items
-
-
 class BatchRunner(Protocol):
     """Of one engine. `execute` may run on any thread, everything else on the one that owns the sequences."""
 
@@ -171,10 +162,5 @@ class BatchRunner(Protocol):
         """Blocks that cannot have been drafted count as empty. Whatever it raises, nothing is committed: the same, or a
         part of it, may be run again."""
 
-    def commit(self, executed: Any) -> Stepped: ...
-
-
-def spoil(prepared: PreparedBatch) -> None:
-    """Nobody knows what lies in their KV blocks now, so nobody else shall find them."""
-    for state in (*prepared.states, *(chunk.state for chunk in prepared.chunks)):
-        state.salt = None
+    def commit(self, executed: Any) -> Sequence[Verdict | Refusal]:
+        """What became of each item."""

@@ -19,9 +19,10 @@ from dspark.errors import InvalidRequest, PeerError, Unavailable
 from dspark.rounds.control import Draining, Up
 from dspark.runtime.backlog import Backlog
 from dspark.runtime.outbox import Outbox
-from dspark.runtime.wire_limits import Read
+from dspark.runtime.wire_limits import KIB, MAX_FORM, Bounds, Read
 from dspark.runtime.worker import Worker, new_owner
-from dspark.wire.control_down import read_down
+from dspark.wire import cohorts
+from dspark.wire.control_down import MAX_SALT, read_down
 from dspark.wire.control_up import write_up
 from dspark.wire.v1 import verify_pb2
 from verify_service.engine_core import EngineCore
@@ -30,6 +31,38 @@ from verify_service.round_driver import RoundDriver
 
 log = structlog.get_logger("dspark.rounds")
 
+MAX_ORDERS = 1 << 16  # of one message
+
+
+def control_bounds(context_length: int) -> Bounds:
+    """Of messages on a control stream to a verifier of so many tokens of context."""
+    column = 5 * cohorts.MAX_ROWS
+    admission = {
+        3: ("token_ids", 5 * context_length),
+        4: ("sampling", 64 * KIB + MAX_FORM),
+        6: ("stop_ids", column),
+        9: ("cache_salt", 4 * MAX_SALT),
+    }
+    plan = {
+        2: ("plan.terms", KIB),
+        6: ("plan.sequence", 2 * column),
+        7: ("plan.drafter", column),
+        9: ("plan.own_terms", column),
+        10: ("plan.other_terms", KIB),
+    }
+    columns = {1: ("sequence", 2 * column), 2: ("epoch", column), 3: ("through_round", column)}
+    order = Bounds(
+        {2: ("drafter", 2 * KIB)},
+        inner={
+            1: Bounds(admission),
+            3: Bounds(plan, most=cohorts.MAX_ROWS),
+            4: Bounds(columns),
+            5: Bounds({**columns, 3: ("drop", column)}),
+            6: Bounds(columns),
+        },
+    )
+    return Bounds({}, most=MAX_ORDERS, inner={2: order})
+
 
 class ControlStream:
     """One stream. Lives on the event loop."""
@@ -37,8 +70,7 @@ class ControlStream:
     def __init__(self, worker: Worker[EngineCore], push: FeaturePush) -> None:
         self._worker = worker
         self._outbox: Outbox[verify_pb2.ControlUp] = Outbox(worker.metrics)
-        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._driver = RoundDriver(worker, push, new_owner(), self._say, self._fail)
+        self._driver = RoundDriver(worker, push, new_owner(), self._say, self._outbox.fail)
         self._backlog = Backlog()
         self._heard_at = time.monotonic()
 
@@ -52,7 +84,7 @@ class ControlStream:
         watching = asyncio.create_task(self._watch(lease_s))
         try:
             with self._worker.draining.telling(self._say_draining):
-                async with contextlib.aclosing(self._outbox.until(reading, watching, self._failure)) as events:
+                async with contextlib.aclosing(self._outbox.until(reading, watching)) as events:
                     async for event in events:
                         yield event
         finally:
@@ -63,10 +95,6 @@ class ControlStream:
 
     def _say(self, news: Sequence[Up]) -> None:
         self._outbox.put(write_up(self._worker.incarnation, news))
-
-    def _fail(self, error: Exception) -> None:
-        if not self._failure.done():
-            self._failure.set_exception(error)
 
     def _say_draining(self) -> None:
         self._say([Draining(self._worker.draining.left_ms * 1e-3)])

@@ -21,7 +21,6 @@ from dspark.types import EmptyReason, RefusalReason
 from dspark.wire import codec, orders
 from dspark.wire.blocks import Blocks, read_blocks
 from dspark.wire.v1 import draft_pb2, types_pb2
-from verify_service.commands import read_sink
 from verify_service.drafter_stream import DrafterStream
 from verify_service.engine_core import EngineCore
 from verify_service.feature_push import Sink
@@ -59,8 +58,8 @@ class HeldBlock(NamedTuple):
 
 @dataclass(slots=True)
 class _KnownPeer:
-    at: DrafterAt
-    sink: Sink | None  # None where its address cannot be one
+    sink: Sink
+    use: Use = Use.YES
     stream: DrafterStream | None = None
     begun: float = 0.0  # when its stream was
     version: str = ""  # once it has answered
@@ -96,11 +95,8 @@ class Drafters:
     # From the coordinator.
 
     def told_of(self, at: DrafterAt) -> list[Told]:
-        known = self._known.get(at.drafter)
-        if known is None:
-            sink = read_sink(types_pb2.FeatureSink(endpoint=at.endpoint, incarnation=at.incarnation))
-            known = self._known[at.drafter] = _KnownPeer(at, sink)
-        known.at = at._replace(endpoint=known.at.endpoint, incarnation=known.at.incarnation)  # numbers never move on
+        known = self._known.setdefault(at.drafter, _KnownPeer(Sink(at.endpoint, at.incarnation)))  # which stays
+        known.use = at.use
         if at.use is not Use.GONE:
             return []
         del self._known[at.drafter]
@@ -199,14 +195,15 @@ class Drafters:
     def _stream(self, drafter: int) -> DrafterStream | None:
         """Opens one where there is none and may be one."""
         known = self._known.get(drafter)
-        if known is None or known.sink is None or self._engine.projection is None:
+        if known is None or not self._engine.projection:
             return None
         now = time.monotonic()
-        if known.stream is None and known.at.use is Use.YES and now >= known.broke + PAUSE_S:
+        may = known.use is Use.YES and now >= known.broke + PAUSE_S
+        if known.stream is None and may and known.sink.sound:
             hello = draft_pb2.RoundsHello(
-                drafter_incarnation=known.at.incarnation,
+                drafter_incarnation=known.sink.incarnation,
                 verifier_incarnation=self._incarnation,
-                projection=self._engine.projection.fingerprint,
+                projection=self._engine.projection,
             )
             mine: list[DrafterStream] = []  # whose events those are, once it is there
 
@@ -237,7 +234,7 @@ class Drafters:
         return self._lose(drafter, known, why)
 
     def _lose(self, drafter: int, known: _KnownPeer, why: str, how: str = "lost") -> list[Told]:
-        log.warning("drafter.lost", drafter=drafter, endpoint=known.at.endpoint, reason=why)
+        log.warning("drafter.lost", drafter=drafter, endpoint=known.sink.endpoint, reason=why)
         if known.stream is not None:
             known.stream.close()
         known.stream, known.broke = None, time.monotonic()
@@ -347,7 +344,7 @@ def _count(known: _KnownPeer, whole: bool) -> None:
 
 
 def _greet(known: _KnownPeer, welcome: draft_pb2.RoundsWelcome) -> None:
-    if welcome.incarnation != known.at.incarnation:
+    if welcome.incarnation != known.sink.incarnation:
         raise PeerError(f"welcome.incarnation: {welcome.incarnation} is another process")
     if not 0 < len(welcome.drafter_version) <= MAX_VERSION:
         raise PeerError(f"welcome.drafter_version: {len(welcome.drafter_version)} characters")

@@ -9,7 +9,6 @@ import torch
 from dspark.decoding.acceptance import first_token as draw_first_token
 from dspark.decoding.masking import mask
 from dspark.model.checkpoint import LoadedTarget
-from dspark.model.context import Projection
 from dspark.types import Constraint, Cursor, Refusal, RefusalReason, SamplingParams
 from verify_service.batch_runner import Grammar
 from verify_service.config import VerifyConfig
@@ -18,8 +17,8 @@ from verify_service.feature_store import FeatureStore
 from verify_service.grammars.grammars import Grammars
 from verify_service.judging import Sampler, judge_each, matcher_of, rule_problem, shaper_of, told
 from verify_service.kv_cache_manager import KVCacheManager
-from verify_service.loading import load_parts
-from verify_service.model_runner import ModelRunner, Runner
+from verify_service.loading import VerifierParts, load_parts
+from verify_service.model_runner import ModelRunner
 from verify_service.packed_step import PackedStep
 from verify_service.sequences import unknown
 from verify_service.state_cache import StateCache
@@ -29,18 +28,10 @@ from verify_service.stateful import StatefulRunner
 class VerifyEngine(EngineCore):
     """An engine with a target that runs."""
 
-    def __init__(
-        self,
-        *,
-        target: LoadedTarget,
-        runner: Runner,
-        projection: Projection | None,
-        config: VerifyConfig,
-        version: str,
-        sampler: Sampler = judge_each,
-    ) -> None:
+    def __init__(self, parts: VerifierParts, sampler: Sampler = judge_each) -> None:
+        target, runner, projection, config = parts.target, parts.runner, parts.projection, parts.config
         self.target: LoadedTarget = target
-        self.projection = projection
+        self.projection = projection.fingerprint if projection is not None else ""
         self._runner = runner
         self.attention_path, self.attention_reason = runner.path, runner.reason
         self.device: torch.device = runner.device
@@ -49,39 +40,27 @@ class VerifyEngine(EngineCore):
         store = None
         if projection is not None:
             store = FeatureStore(pages * config.page_size, projection, config.feature_dtype)
-        keeps = config.prefix_cache and runner.shares_prefixes
+        # Whether a prompt goes on behind what was computed for another that begins alike.
+        self.shares_prefixes = config.prefix_cache and runner.shares_prefixes
         scarce = isinstance(runner, ModelRunner) and runner.likes_rows  # a full pool has no row for who comes
         holdings = KVCacheManager(
             pages=pages,
             page_size=config.page_size,
             most=config.max_sequences,
             store=store,
-            kept=pages // (1 + scarce) if keeps else 0,
+            kept=pages // (1 + scarce) if self.shares_prefixes else 0,
         )
-        if keeps and isinstance(runner, StatefulRunner):
+        if self.shares_prefixes and isinstance(runner, StatefulRunner):
             holdings.prefixes.states = StateCache(runner, config.state_cache_mb << 20)
         self._grammars = Grammars(target.folder, target.vocab_size, target.stop_ids)
-        super().__init__(config, version, holdings, PackedStep(runner, holdings, sampler, store))
+        super().__init__(config, parts.fingerprint, holdings, PackedStep(runner, holdings, sampler, store))
 
     @staticmethod
     def load(config: VerifyConfig, sampler: Sampler = judge_each) -> VerifyEngine:
         """Loads the weights and chooses the attention path; call it on the thread that will own the device."""
-        parts = load_parts(config)
-        return VerifyEngine(
-            target=parts.target,
-            runner=parts.runner,
-            projection=parts.projection,
-            config=parts.config,
-            version=parts.fingerprint,
-            sampler=sampler,
-        )
+        return VerifyEngine(load_parts(config), sampler)
 
     # -- what it is -------------------------------------------------------------------------
-
-    @property
-    def shares_prefixes(self) -> bool:
-        """Whether a prompt goes on behind what was computed for another that begins alike."""
-        return self.config.prefix_cache and self._runner.shares_prefixes
 
     @property
     def make(self) -> str:
@@ -104,9 +83,9 @@ class VerifyEngine(EngineCore):
     def first_token(self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None) -> int | Refusal:
         """Draws the anchor that follows a finished prefill."""
         state = self._holdings.states.get(sequence)
-        logits = self._holdings.last_logits.pop(sequence, None)
-        if state is None or logits is None or (epoch is not None and epoch != state.epoch):
+        if state is None or state.last_logits is None or (epoch is not None and epoch != state.epoch):
             return unknown(Cursor(sequence, epoch or 0, 0, 0))
+        logits, state.last_logits = state.last_logits, None
         if state.broken is not None:
             return state.broken
         cursor = Cursor(sequence, state.epoch, 0, state.committed_len)
@@ -132,10 +111,12 @@ class VerifyEngine(EngineCore):
 
     def pretend(self, cursor: Cursor, params: SamplingParams, reserve_tokens: int) -> Refusal | None:
         """Opens a sequence as if cursor.committed_len tokens had been run and an anchor drawn. For timing only."""
-        if (problem := self.open(cursor, params, reserve_tokens, keep_features=True)) is not None:
+        prompt = [0] * cursor.committed_len
+        problem = self.open(cursor, params, reserve_tokens, keep_features=True, token_ids=prompt, salt=None)
+        if problem is not None:
             return problem
         state = self._holdings.states[cursor.sequence]
-        state.token_ids = [0] * (cursor.committed_len + 1)
+        state.token_ids = [*prompt, 0]
         state.cached = cursor.committed_len
         state.anchored = True
         self._runner.fill(cursor.sequence, self._holdings.slots(state, 0, state.cached), state.cached)

@@ -6,9 +6,7 @@ but for `run` of a step under way (see `under_way` for what that may count on); 
 
 A command about one sequence is checked before anything is computed, so a bad row never touches its neighbours. A step
 first asks for the pages of everybody in it, the oldest sequence first, then acts; who gets none is refused and stays
-where it stood. Prompts wait in one line, first come, first served: the next chunks of the first, as many as a token
-budget holds, ride in the pass of a cohort, so that rounds go on and prompts do too; while nobody decodes the first has
-passes of its own. A prompt is in one pass at a time.
+where it stood. A sequence, or a prompt (see `prompt_line`), is in one pass at a time.
 """
 
 from __future__ import annotations
@@ -31,13 +29,12 @@ from verify_service.batch_runner import (
     KeptRows,
     PreparedBatch,
     Progress,
-    ProjectionFacts,
-    PromptChunk,
-    PromptPrefill,
+    Rider,
     TargetFacts,
 )
 from verify_service.config import VerifyConfig
 from verify_service.kv_cache_manager import KVCacheManager
+from verify_service.prompt_line import PromptLine
 from verify_service.sequences import (
     CachedSequence,
     VerifyItem,
@@ -51,15 +48,13 @@ from verify_service.sequences import (
 from verify_service.under_way import Batch, UnderWay, halves
 
 RIDE_ALONG = {"cpu": 64, "cuda": 512}  # prompt tokens in a round, where the configuration leaves it to the device
-Rider = tuple[PromptPrefill, PromptChunk]  # a prompt in a pass
-SCORED = 256  # tokens of a prompt in a pass, where each of them brings logits over the whole vocabulary
 
 
 class EngineCore(ABC):
     """One target, one pool of KV blocks, the sequences that live in it."""
 
     target: TargetFacts
-    projection: ProjectionFacts | None
+    projection: str  # fingerprint of what feature rows are made with; empty: none are made
     device: Any
     dtype: str
     attention_path: str
@@ -68,10 +63,8 @@ class EngineCore(ABC):
     def __init__(self, config: VerifyConfig, version: str, holdings: KVCacheManager, step: BatchRunner) -> None:
         self.config, self.fingerprint = config, version
         self._holdings, self._step = holdings, step
-        self.line: deque[PromptPrefill] = deque()  # prompts on their way in
-        self._news: dict[int, deque[Progress]] = {0: deque()}  # of prompts that rode in rounds or failed, by owner
-        self._busy: dict[int, CachedSequence] = {}  # those in steps under way
-        self._leaving: dict[int, CachedSequence] = {}  # of them, those that nobody wants any more
+        self.line = PromptLine(holdings)
+        self._busy: set[int] = set()  # sequences in steps under way; of a number that left nobody else begins meanwhile
         self._ride_along = config.step_prefill_tokens or RIDE_ALONG.get(str(self.device).partition(":")[0], 512)
 
     @abstractmethod
@@ -110,20 +103,20 @@ class EngineCore(ABC):
         keep_features: bool,
         *,
         owner: int = 0,
-        token_ids: Sequence[int] | None = None,
-        salt: str = "",
+        token_ids: Sequence[int],
+        salt: str | None = "",
         scores: int | None = None,
     ) -> Refusal | None:
-        """Makes room for the prompt; cursor.committed_len tokens will follow in chunks, less those that are `spared`.
+        """Makes room for the prompt, whose chunks will follow, less what is `spared`.
 
-        A higher epoch takes the place of a lower one.
+        A higher epoch takes the place of a lower one. salt: of computed prefixes; None: it neither uses nor leaves any.
         """
         state = self._holdings.states.get(cursor.sequence)
         if state is not None and cursor.epoch <= state.epoch:
             return stale(state, f"epoch {cursor.epoch} is already held, or followed by {state.epoch}")
         problem = check_prompt(
             cursor,
-            token_ids if token_ids is not None else [0] * cursor.committed_len,
+            token_ids,
             reserve_tokens,
             vocab_size=self.target.vocab_size,
             context_length=self.target.context_length,
@@ -141,7 +134,7 @@ class EngineCore(ABC):
             params,
             cursor.committed_len,
             keep_features,
-            salt=None if token_ids is None else self._salted(salt, params.prompt_len or cursor.committed_len),
+            salt=None if salt is None else self._salted(salt, params.prompt_len or cursor.committed_len),
             scores=None if scores is None else min(scores, self.target.vocab_size),
         )
         return self._holdings.admit(opened, reserve_tokens, token_ids)
@@ -186,8 +179,7 @@ class EngineCore(ABC):
         mine = [state.sequence for state in self._holdings.states.values() if state.owner == owner]
         for sequence in mine:
             self._drop(sequence)
-        self._news.pop(owner, None)  # its prompts go no further: their numbers are anybody's now
-        self.line = deque(each for each in self.line if each.owner != owner)
+        self.line.forget(owner)
         return len(mine)
 
     def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
@@ -230,45 +222,26 @@ class EngineCore(ABC):
 
     # -- passes -----------------------------------------------------------------------------
 
-    def line_up(self, prefill: PromptPrefill) -> None:
-        """The rest of an opened sequence's prompt will run, chunk by chunk, in rounds or between them."""
-        self._news.setdefault(prefill.owner, deque())
-        self.line.append(prefill)
-
-    def prefill_next(self, *, short: bool = False, owner: int = 0) -> Progress | None:
-        """A chunk of the owner's first prompt in line, in a pass of its own, a short one where a round may come; None
-        when none waits."""
-        step = self.begin_prefill(short=short, owner=owner)
-        if step is None:
-            return self.take_news(owner)  # of one that could not go on
-        step.run()
-        _, progress = self._ended(step)
-        if step.failure is not None:
-            self._tell(progress)
-            raise step.failure
-        return progress[0]
+    def prefill_next(self, *, owner: int = 0) -> Progress | None:
+        """A chunk of the owner's first prompt in line, in a pass of its own; what it brought, unless older news wait.
+        None when there are none."""
+        step = self.begin_prefill(owner=owner)
+        if step is not None:
+            step.run()
+            self.end(step)
+            if step.failure is not None:
+                raise step.failure
+        return self.line.take_news(owner)
 
     def begin_prefill(self, *, short: bool = False, owner: int = 0) -> UnderWay | None:
-        """The same as a step under way; what it brings is news."""
+        """The same as a step under way, a short one where a round may come; what it brings is news."""
         began = time.perf_counter_ns()
-        first = [each for each in self.line if each.owner == owner and each.sequence not in self._busy][:1]
-        riders = self._riders(first, self._ride_along if short else self.config.prefill_chunk)
+        most = self._ride_along if short else self.config.prefill_chunk
+        riders = self.line.riders(most, self._busy, alone=owner)
         prepared, riders = self._prepare((), riders)
         if not riders:
             return None
         return self._under_way(UnderWay(self._step, (), {}, [Batch((), prepared)], riders, began))
-
-    def take_news(self, owner: int = 0) -> Progress | None:
-        """The oldest news of an owner's prompt that rode in a round, or whose pass failed, once. They are not told with
-        verdicts: prompts may be of other sessions, and outlive the round's."""
-        news = self._news.get(owner)
-        return news.popleft() if news else None
-
-    def _tell(self, news: Sequence[Progress]) -> None:
-        for each in news:
-            waiting = self._news.get(each.prefill.owner)
-            if waiting is not None:
-                waiting.append(each)
 
     def judge_cohort(self, items: Sequence[VerifyItem]) -> Judged:
         """One packed pass over every item that fits, then the rule. Bad rows are refused, the others do not notice."""
@@ -306,9 +279,8 @@ class EngineCore(ABC):
         waiting: deque[Sequence[int]] = deque(self._batches(given))
         while waiting:
             indices, riding = waiting.popleft(), list[Rider]()
-            if not batches:
-                able = [each for each in self.line if each.sequence not in self._busy]
-                riding = self._riders(able, self._ride_along)
+            if not batches and self.line.prompts:
+                riding = self.line.riders(self._ride_along, self._busy)
             try:
                 prepared, riding = self._prepare([given[index] for index in indices], riding)
             except Exception as error:  # of somebody in it, who is told once alone; the others go on
@@ -322,33 +294,25 @@ class EngineCore(ABC):
 
     def end(self, step: UnderWay) -> Judged:
         """What came of a step that has run; of prompts in it, as news."""
-        judged, progress = self._ended(step)
-        self._tell(progress)
+        judged, progress = step.end()
+        for each in progress:
+            self.line.tell(each)
+        for state in step.states:
+            self._busy.remove(state.sequence)
+            if self._holdings.states.get(state.sequence) is not state:  # it has left meanwhile
+                self._free(state)
         return judged
 
     def _under_way(self, step: UnderWay) -> UnderWay:
-        self._busy.update({state.sequence: state for state in step.states})
+        self._busy.update(state.sequence for state in step.states)
         return step
-
-    def _ended(self, step: UnderWay) -> tuple[Judged, list[Progress]]:
-        judged, progress = step.end()
-        for each in progress:
-            if each.done or each.problem is not None:
-                self._leave(each.prefill)
-        for state in step.states:
-            del self._busy[state.sequence]
-            if self._leaving.pop(state.sequence, None) is not None:
-                self._free(state)
-        return judged, progress
 
     def _drop(self, sequence: int) -> None:
         """Lets go of it: of what it holds once no pass under way does."""
-        state = self._holdings.states[sequence]
-        if self._busy.get(sequence) is state:
+        if sequence in self._busy:
             del self._holdings.states[sequence]
-            self._leaving[sequence] = state
         else:
-            self._free(state)
+            self._free(self._holdings.states[sequence])
 
     def _free(self, state: CachedSequence) -> None:
         self._holdings.drop(state)
@@ -387,26 +351,6 @@ class EngineCore(ABC):
             size += count
         return batches
 
-    def _riders(self, prefills: Sequence[PromptPrefill], budget: int) -> list[Rider]:
-        """The next chunks of these prompts, `budget` tokens in all. A prompt that cannot go on leaves the line."""
-        riders: list[Rider] = []
-        for prefill in prefills:
-            if budget <= 0:
-                break
-            state = self._holdings.states.get(prefill.sequence)
-            if state is None or state.epoch != prefill.epoch or state.cached >= state.prompt_len:
-                self._leave(prefill)
-                why = unknown(Cursor(prefill.sequence, prefill.epoch, 0, 0))
-                self._tell([Progress(prefill, 0, False, why)])
-                continue
-            start, most = state.cached, budget if state.scores is None else min(budget, SCORED)
-            stop = self._holdings.chunk_end(state, most)
-            ids = prefill.token_ids[start:stop]
-            behind = () if state.scores is None else prefill.token_ids[start + 1 : start + 1 + len(ids)]
-            riders.append((prefill, PromptChunk(state, ids, behind)))
-            budget -= len(ids)
-        return riders
-
     def _prepare(self, items: Sequence[VerifyItem], riders: list[Rider]) -> tuple[PreparedBatch, list[Rider]]:
         """A pass, and the prompts that are in it. One that cannot be prepared goes no further and takes nobody along;
         of several, those behind the first wait for a later pass. Raises what is no prompt's fault."""
@@ -418,12 +362,6 @@ class EngineCore(ABC):
             without = self._step.prepare(items, ())
             if len(riders) > 1:
                 return self._prepare(items, riders[:1])
-            prefill = riders[0][0]
-            self._leave(prefill)
-            self._tell([Progress(prefill, 0, False, failed(prefill.sequence, error))])
+            prompt = riders[0][0]
+            self.line.tell(Progress(prompt, problem=failed(prompt.sequence, error)))
             return without, []
-
-    def _leave(self, prefill: PromptPrefill) -> None:
-        """It is done, or cannot go on."""
-        if prefill in self.line:
-            self.line.remove(prefill)

@@ -8,6 +8,7 @@ sent it hears so. A broken drafter is tried again after a pause, by then usually
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -19,16 +20,19 @@ import structlog
 
 from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import WORKER_WATCH_MS, auth_metadata, open_channel
-from dspark.runtime.telemetry import Metrics
-from dspark.runtime.tls import Tls
+from dspark.runtime.worker import Worker
 from dspark.wire.v1 import features_pb2, features_pb2_grpc, types_pb2
 from verify_service.batch_runner import FeatureRun
+from verify_service.engine_core import EngineCore
 
 log = structlog.get_logger("dspark.feature_push")
 
 PAUSE_S = 1.0  # after a broken stream, before the same drafter is tried again
 IDLE_S = 300.0  # a drafter nobody names any more is let go
 BULK_ROWS = 512  # rows of one bulk message
+MAX_ENDPOINT = 256
+# A name or an address and a port: nothing that gRPC would resolve in another way, such as files or other schemes.
+_ENDPOINT = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,12 @@ class Sink:
 
     endpoint: str
     incarnation: int
+
+    @property
+    def sound(self) -> bool:
+        """Whether it can be an address."""
+        fits = len(self.endpoint) <= MAX_ENDPOINT and _ENDPOINT.fullmatch(self.endpoint)
+        return bool(fits) and int(self.endpoint.rpartition(":")[2]) <= 65535
 
 
 class PushListener(Protocol):
@@ -51,34 +61,20 @@ class PushListener(Protocol):
 class FeaturePush:
     """All drafters this verifier feeds. Lives on the event loop."""
 
-    def __init__(
-        self,
-        *,
-        incarnation: int,
-        projection: str,
-        token: str | None,
-        tls: Tls | None = None,
-        queue_rows: int,
-        metrics: Metrics,
-    ) -> None:
-        self._incarnation = incarnation
-        self._projection = projection
-        self._token, self._tls = token, tls
-        self._queue_rows = queue_rows
-        self._metrics = metrics
+    def __init__(self, worker: Worker[EngineCore]) -> None:
+        self._worker, self._metrics = worker, worker.metrics
         self._links: dict[Sink, _Link] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self.listeners: list[PushListener] = []
 
-    def push(self, sink: Sink, run: FeatureRun) -> bool:
-        """Hands rows to the sender at once; whether it took them."""
+    def push(self, sink: Sink, run: FeatureRun) -> None:
+        """Hands rows to the sender at once."""
         link, count = self._link(sink), len(run.token_ids)
         if link is not None and link.offer(self._chunk(sink, run), count):
-            return True
+            return
         reason, why = ("broken", "broken") if link is None else ("queue_full", "too many rows wait")
         self._metrics.dropped.labels(kind="feature_rows", reason=reason).inc(count)
         self._lost(sink, why)
-        return False
 
     def _came(self, sink: Sink, ack: features_pb2.FeatureAck) -> None:
         for listener in self.listeners:
@@ -94,8 +90,8 @@ class FeaturePush:
         )
         return features_pb2.FeatureChunk(
             sink_incarnation=sink.incarnation,
-            source_incarnation=self._incarnation,
-            projection=self._projection,
+            source_incarnation=self._worker.incarnation,
+            projection=self._worker.engine.projection,
             runs=[about],
             rows=types_pb2.TensorChunk(**run.rows.chunk()),
         )
@@ -117,7 +113,7 @@ class FeaturePush:
             for other, idle in [(s, now - each.used_at) for s, each in self._links.items()]:
                 if idle > IDLE_S:
                     self._let_go(other)
-            channel = open_channel(sink.endpoint, tls=self._tls, watch_ms=WORKER_WATCH_MS)
+            channel = open_channel(sink.endpoint, tls=self._worker.security.tls, watch_ms=WORKER_WATCH_MS)
             link = self._links[sink] = _Link(self, sink, channel)
         link.used_at = now
         return link
@@ -131,18 +127,14 @@ class FeaturePush:
 class _Link:
     """The stream to one drafter."""
 
-    def __init__(
-        self,
-        push: FeaturePush,
-        sink: Sink,
-        channel: grpc.aio.Channel,
-    ) -> None:
+    def __init__(self, push: FeaturePush, sink: Sink, channel: grpc.aio.Channel) -> None:
         self._came, self._lost = push._came, push._lost
         self.used_at = time.monotonic()
         self.broken_at: float | None = None
         self._sink = sink
-        self._metadata = auth_metadata(push._token)
-        self._metrics, self._queue_rows, self._channel = push._metrics, push._queue_rows, channel
+        self._metadata = auth_metadata(push._worker.security.token)
+        self._queue_rows = push._worker.engine.config.push_queue_rows
+        self._metrics, self._channel = push._metrics, channel
         self._waiting: deque[tuple[features_pb2.FeatureChunk, int]] = deque()  # with the rows of each
         self._rows = 0  # of all that wait
         self._more = asyncio.Event()
@@ -150,7 +142,7 @@ class _Link:
 
     def offer(self, chunk: features_pb2.FeatureChunk, rows: int) -> bool:
         """Queues a chunk if there is room."""
-        if self.broken_at is not None or self._rows + rows > self._queue_rows:
+        if self._rows + rows > self._queue_rows:
             return False
         self._waiting.append((chunk, rows))
         self._rows += rows
@@ -192,9 +184,8 @@ class _Link:
             raise ConnectionError("the drafter ended the stream")
         except (grpc.aio.AioRpcError, ConnectionError) as error:
             reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else str(error)
-            if self.broken_at is None:
-                self.broken_at = time.monotonic()
-                log.warning("feature_push.broken", sink=self._sink.endpoint, reason=reason)
+            self.broken_at = time.monotonic()
+            log.warning("feature_push.broken", sink=self._sink.endpoint, reason=reason)
             self._drop_queued("broken")
             self._lost(self._sink, reason)
         finally:

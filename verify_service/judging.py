@@ -85,7 +85,7 @@ Sampler = Callable[[Tensor, list[PackedCase], Counter[int] | None, DrawsWatch | 
 
 def judge_each(
     logits: Tensor, cases: list[PackedCase], near_ties: Counter[int] | None = None, watch: DrawsWatch | None = None
-) -> list[tuple[int, int] | Refusal]:
+) -> list[Decided]:
     """The rule on all cases at once, or one by one when some cannot be judged.
 
     Counts near-ties by sequence, and tells `watch` of the draws, unless it has to go one by one.
@@ -93,7 +93,7 @@ def judge_each(
     try:
         return list(judge(logits, cases, near_ties, watch))
     except Exception:  # not numbers, or a bug: whose it is shows one by one
-        decided: list[tuple[int, int] | Refusal] = []
+        decided: list[Decided] = []
         for case in cases:
             try:
                 decided.extend(judge(logits, [case]))

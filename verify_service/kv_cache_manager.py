@@ -7,7 +7,7 @@ before the step began.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from dspark.pages import Held, KVBlockPool, Slots, together
 from dspark.rounds.events import OrderRow
@@ -42,7 +42,6 @@ class KVCacheManager:
     ) -> None:
         """kept: pages of prefixes at most; 0: none are."""
         self.states: dict[int, CachedSequence] = {}
-        self.last_logits: dict[int, Any] = {}  # of prefilled sequences whose anchor is not drawn yet
         self.store = store
         self._most = most
         self.pool = KVBlockPool(pages, page_size)
@@ -53,15 +52,15 @@ class KVCacheManager:
         used = self.pool.total - self.pool.free - self.prefixes.idle
         return Held(len(self.states), used, self.pool.total)
 
-    def admit(self, state: CachedSequence, longest: int, token_ids: Sequence[int] | None) -> Refusal | None:
+    def admit(self, state: CachedSequence, longest: int, token_ids: Sequence[int]) -> Refusal | None:
         """Pages for its prompt, as far as they are not kept from before; one more page stays free per sequence. Whose
-        prompt is to be scored runs all of it. token_ids: None where prefixes are neither looked for nor kept."""
+        prompt is to be scored runs all of it."""
         if len(self.states) >= self._most:
             return Refusal(RefusalReason.NO_PAGES, f"{len(self.states)} sequences are held, the limit")
         state.keep_features &= self.store is not None
-        keep_features, salt = state.keep_features, state.salt or ""
+        keep_features, salt = state.keep_features, state.salt
         shared: list[int] = []
-        if token_ids is not None and state.scores is None:
+        if salt is not None and state.scores is None:
             shared = self.prefixes.match(token_ids, salt, needs_rows=keep_features)
         self.pool.retain(shared)  # ours before anything is given back to make room
         wanted = self.pool.pages_for(state.prompt_len) - len(shared)
@@ -76,13 +75,13 @@ class KVCacheManager:
             )
         state.capacity = self.pool.pages_for(longest) * self.pool.page_size
         state.cached = state.spared = state.kept_state = len(shared) * self.pool.page_size
-        if self.prefixes.states is not None and token_ids is not None:
+        if self.prefixes.states is not None and salt is not None:
             alike = self.prefixes.alike(token_ids, salt, needs_rows=keep_features)
             state.alike = alike * self.pool.page_size
-        state.token_ids.extend(token_ids[: state.cached] if token_ids is not None else ())
+        state.token_ids.extend(token_ids[: state.cached])
         self.states[state.sequence] = state
         if state.spared and (kept := self.prefixes.states) is not None:
-            name = self.prefixes.name(state.token_ids, salt)
+            name = self.prefixes.name(state.token_ids, salt or "")
             assert name is not None
             if not kept.begin(state.sequence, name):  # nothing is kept any more: the next try runs all of it
                 self.drop(state)
@@ -142,7 +141,6 @@ class KVCacheManager:
     def drop(self, state: CachedSequence) -> None:
         """Lets go of all of it; what is worth keeping stays with the prefixes."""
         self.states.pop(state.sequence, None)
-        self.last_logits.pop(state.sequence, None)
         if state.sequence in self.pool:
             self.keep_prefix(state)
             self.pool.release(state.sequence)

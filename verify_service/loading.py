@@ -26,6 +26,7 @@ from verify_service import kernels, reach, rotation, self_test
 from verify_service.config import KV_TOKENS, VerifyConfig
 from verify_service.model_runner import ModelRunner, Runner
 from verify_service.stateful import StatefulRunner
+from verify_service.varlen import Kernel
 
 log = structlog.get_logger("dspark.verify")
 
@@ -85,26 +86,28 @@ def sized(
     """With a pool of the size that memory has room for beside so many bytes, where none was asked for."""
     if config.kv_tokens:
         return config
-    tokens, memory = KV_TOKENS, card_memory(device)
-    if memory is not None:
-        try:
-            each = slot_bytes(decoder_layers(target.model), dtype)
-        except CheckpointError:
-            each = None
-        if each:
-            free, whole = memory
-            left = int(free - (1.0 - config.gpu_memory_utilization) * whole) - pass_bytes(config, target, dtype)
-            tokens = (left - beside) // each // config.page_size * config.page_size
-            if tokens < config.page_size:
-                raise ConfigError(
-                    f"verify.gpu_memory_utilization: {config.gpu_memory_utilization:g} of {whole / 1e9:.1f} GB leaves "
-                    "no page of the key-value pool beside the weights"
-                    f"{' and verify.state_cache_mb' * bool(beside)} ({free / 1e9:.1f} GB are free on {device})"
-                )
-            log.info(
-                "verify.kv_pool", tokens=tokens, gigabytes=round(tokens * each / 1e9, 1), free=round(free / 1e9, 1)
-            )
+    each, memory = _slot_bytes(target, dtype), card_memory(device)
+    if memory is None or not each:
+        return replace(config, kv_tokens=KV_TOKENS)
+    free, whole = memory
+    left = int(free - (1.0 - config.gpu_memory_utilization) * whole) - pass_bytes(config, target, dtype)
+    tokens = (left - beside) // each // config.page_size * config.page_size
+    if tokens < config.page_size:
+        raise ConfigError(
+            f"verify.gpu_memory_utilization: {config.gpu_memory_utilization:g} of {whole / 1e9:.1f} GB leaves "
+            "no page of the key-value pool beside the weights"
+            f"{' and verify.state_cache_mb' * bool(beside)} ({free / 1e9:.1f} GB are free on {device})"
+        )
+    log.info("verify.kv_pool", tokens=tokens, gigabytes=round(tokens * each / 1e9, 1), free=round(free / 1e9, 1))
     return replace(config, kv_tokens=tokens)
+
+
+def _slot_bytes(target: LoadedTarget, dtype: torch.dtype) -> int | None:
+    """None for layers of another name: the self-test says whether they can be run."""
+    try:
+        return slot_bytes(decoder_layers(target.model), dtype)
+    except CheckpointError:
+        return None
 
 
 def pass_bytes(config: VerifyConfig, target: LoadedTarget, dtype: torch.dtype) -> int:
@@ -115,11 +118,7 @@ def pass_bytes(config: VerifyConfig, target: LoadedTarget, dtype: torch.dtype) -
 
 def check_room(config: VerifyConfig, target: LoadedTarget, device: torch.device, dtype: torch.dtype) -> None:
     """Refuses a pool that the memory left beside the weights cannot hold, before anything is run."""
-    try:
-        each = slot_bytes(decoder_layers(target.model), dtype)
-    except CheckpointError:  # layers of another name: the self-test says whether they can be run
-        return
-    there = free_bytes(device)
+    each, there = _slot_bytes(target, dtype), free_bytes(device)
     if not each or there is None or config.kv_tokens * each <= there:
         return
     raise ConfigError(
@@ -180,28 +179,21 @@ def _packed(
         return reason
     device, dtype = next(model.parameters()).device, model.dtype
     found = kernels.find(device, dtype, config.page_size) if config.attention_kernel else None
+    tried: list[tuple[str, Kernel | None]] = [*([found] if found else ()), ("gather", None)]
     reason = "nothing was tried"
-    for kernel, lean in itertools.product((found, None) if found else (None,), (True, False)):
-        if lean and not config.lean_layers:
-            continue
+    for (name, kernel), lean in itertools.product(tried, (True, False) if config.lean_layers else (False,)):
         packed = ModelRunner(
             model,
             taps,
             num_slots,
             lean=lean,
-            kernel=kernel[1] if kernel else None,
+            kernel=kernel,
             page_size=config.page_size,
+            replay=config.cuda_graphs,
         )
-        if kernel is not None and config.cuda_graphs:
-            packed.record_graphs()
         problem = self_test.disagreement(packed, cases)
         if problem is None:
-            log.info(
-                "verify.attention_path",
-                path=packed.path,
-                kernel=kernel[0] if kernel else "gather",
-                lean_layers=packed.lean.layers,
-            )
+            log.info("verify.attention_path", path=packed.path, kernel=name, lean_layers=packed.lean.layers)
             return packed
         packed.lean.undo()
         reason = problem

@@ -21,7 +21,7 @@ from dspark.decoding.acceptance import DrawsWatch, PackedCase
 from dspark.decoding.logprobs import prompt_logprobs
 from dspark.decoding.masking import Masks, in_form, mask
 from dspark.types import NO_Q, InForm, Refusal, ScoredPrompt, ScoredToken, Verdict
-from verify_service.batch_runner import PromptChunk, RuleSaw, Stepped, spoil
+from verify_service.batch_runner import PromptChunk, RuleSaw
 from verify_service.drafts import unsound
 from verify_service.feature_store import FeatureStore
 from verify_service.judging import Sampler, masks_of, shaper_of, told
@@ -118,15 +118,6 @@ class PackedStep:
     def unready(self, state: CachedSequence) -> Refusal | None:
         return unready_params(state)
 
-    def run(self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk] = ()) -> Stepped:
-        """Runs, judges, commits. Chunks are of different prompts."""
-        prepared = self.prepare(items, chunks)
-        try:
-            return self.commit(self.execute(prepared))
-        except BaseException:
-            spoil(prepared)
-            raise
-
     def prepare(self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]) -> Prepared:
         """Reads sequences and their pages."""
         holdings = self._holdings
@@ -218,7 +209,7 @@ class PackedStep:
             return self._store.project(picked, sum(len(each.token_ids) for each in kept)), None
         return None, None if picked is None else picked.clone()  # a pass may write its taps where the last one did
 
-    def commit(self, executed: Executed) -> Stepped:
+    def commit(self, executed: Executed) -> list[Verdict | Refusal]:
         """What came of it becomes so, but for sequences that have left since."""
         holdings, prepared = self._holdings, executed.prepared
         outcomes: list[Verdict | Refusal] = []
@@ -236,12 +227,12 @@ class PackedStep:
                 _commit_chunk(chunk, scored)
                 holdings.keep_state(chunk.state)
                 if logits is not None:
-                    holdings.last_logits[chunk.state.sequence] = logits
+                    chunk.state.last_logits = logits
         self._keep(executed)
         for chunk in prepared.chunks:
             if self._there(chunk.state) and chunk.state.cached == chunk.state.prompt_len:  # rows and all are there
                 holdings.keep_prefix(chunk.state)
-        return Stepped(outcomes, prepared.tokens)
+        return outcomes
 
     def _there(self, state: CachedSequence) -> bool:
         return self._holdings.states.get(state.sequence) is state

@@ -12,23 +12,14 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dspark.pages import KVBlockPool
 
-
-class StateKeeper(Protocol):
-    """States at the ends of pages, by the page's name."""
-
-    def __contains__(self, name: bytes) -> bool: ...
-
-    def keep(self, sequence: int, name: bytes) -> None: ...
-
-    def begin(self, sequence: int, name: bytes) -> bool: ...
-
-    def clear(self) -> None: ...
+if TYPE_CHECKING:
+    from verify_service.state_cache import StateCache
 
 
 class _Kept(NamedTuple):
@@ -39,10 +30,10 @@ class _Kept(NamedTuple):
 class PrefixCache:
     """One holder of pages among others."""
 
-    def __init__(self, pool: KVBlockPool, most: int | None = None) -> None:
-        """most: pages that are kept; without it as many as there are."""
-        self._pool, self._most = pool, pool.total if most is None else most
-        self.states: StateKeeper | None = None  # of a target whose state is no list of pages, before anything is kept
+    def __init__(self, pool: KVBlockPool, most: int) -> None:
+        """most: pages that are kept."""
+        self._pool, self._most = pool, most
+        self.states: StateCache | None = None  # of a target whose state is no list of pages, before anything is kept
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # least recently used first
 
     @property

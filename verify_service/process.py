@@ -12,8 +12,8 @@ from dspark.runtime.shell import Servicer
 from dspark.runtime.wire_limits import reading
 from dspark.runtime.worker import Services, Worker, WorkerProcess, check_worker, start_worker
 from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
-from verify_service.commands import control_bounds
 from verify_service.config import VerifyConfig
+from verify_service.control_stream import control_bounds
 from verify_service.engine_core import EngineCore
 from verify_service.feature_push import FeaturePush
 from verify_service.service import NAME, VerifyService
@@ -39,7 +39,7 @@ async def start(config: VerifyConfig, *, name: str = "verify/0") -> WorkerProces
         dtype=engine.dtype,
         pages=engine.held.pages_total,
         metrics_port=process.shell.metrics_port,
-        projection=engine.projection.fingerprint if engine.projection is not None else None,
+        projection=engine.projection or None,
     )
     return process
 
@@ -52,14 +52,7 @@ def _services(worker: Worker[EngineCore]) -> Services:
         # Of all threads but that of passes, which has its own number by now: with a pool of threads for each, OpenMP
         # has more than there are processors, and lets them sleep behind every product.
         torch.set_num_threads(1)
-    push = FeaturePush(
-        incarnation=worker.incarnation,
-        projection=engine.projection.fingerprint if engine.projection is not None else "",
-        token=worker.security.token,
-        tls=worker.security.tls,
-        queue_rows=engine.config.push_queue_rows,
-        metrics=worker.metrics,
-    )
+    push = FeaturePush(worker)
     service = VerifyService(worker, push)
     context_length = engine.target.context_length
     readers = {"Control": reading(verify_pb2.ControlDown.FromString, control_bounds(context_length))}

@@ -150,7 +150,7 @@ def _key(engine: VerifyEngine) -> dict[str, object]:
     return {
         "role": "verify",
         "model": engine.fingerprint,
-        "projection": engine.projection.fingerprint if engine.projection is not None else "",
+        "projection": engine.projection,
         "path": engine.attention_path,
         "make": engine.make,
         **processor(),

@@ -40,6 +40,7 @@ class _Prompt:
     began: float
     spared: int
     grammar: Future[Grammar] | None  # of the form that is asked for
+    ran: bool = False  # and waits for its grammar
 
 
 class Prompts:
@@ -49,11 +50,10 @@ class Prompts:
         """wake: has `collect` called soon; any thread may call it."""
         self._engine, self._owner, self._wake = engine, owner, wake
         self._waiting: dict[tuple[int, int], _Prompt] = {}
-        self._compiling: dict[tuple[int, int], _Prompt] = {}  # they have run, and wait for their grammar
         self._held_up: dict[tuple[int, int], Admission] = {}  # while a pass holds what had their number before
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._compiling) + len(self._held_up)
+        return len(self._waiting) + len(self._held_up)
 
     def begin(self, admission: Admission) -> Refusal | None:
         """Opens it and lines it up, or says why not."""
@@ -86,7 +86,7 @@ class Prompts:
             grammar = self._engine.compile(admission.params.constraint, admission.cache_salt)
             grammar.add_done_callback(lambda _: self._wake())
         self._waiting[cursor.sequence, cursor.epoch] = _Prompt(admission, time.monotonic(), spared, grammar)
-        self._engine.line_up(PromptPrefill(cursor.sequence, cursor.epoch, ids, self._owner))
+        self._engine.line.add(PromptPrefill(cursor.sequence, cursor.epoch, ids, self._owner))
         return None
 
     def call_back(self, sequence: int, epoch: int) -> bool:
@@ -94,14 +94,14 @@ class Prompts:
         key = (sequence, epoch)
         if self._held_up.pop(key, None) is not None:
             return True
-        if self._waiting.pop(key, None) is None and self._compiling.pop(key, None) is None:
+        if self._waiting.pop(key, None) is None:
             return False
         self._engine.release(sequence, epoch)
         return True
 
     def chunk_at(self, last_round: float) -> float | None:
         """When the next chunk gets a pass of its own, unless a round takes it along before; None: there is none."""
-        return last_round + IDLE_S if self._waiting else None
+        return last_round + IDLE_S if any(not each.ran for each in self._waiting.values()) else None
 
     def begin_chunk(self, last_round: float) -> UnderWay | None:
         """A pass of its own, under way; None where none can be. last_round: when one ended, in monotonic seconds.
@@ -115,25 +115,23 @@ class Prompts:
             refusal = self.begin(self._held_up.pop(key))
             if refusal is not None:
                 yield Began(*key, refusal)
-        while (news := self._engine.take_news(self._owner)) is not None:
+        while (news := self._engine.line.take_news(self._owner)) is not None:
             if news.done or news.problem is not None:
                 yield from self._ended(news.prefill, news.problem)
         for key, prompt in list(self._waiting.items()):
-            if prompt.grammar is not None and prompt.grammar.done() and prompt.grammar.exception() is not None:
+            grammar = prompt.grammar
+            if grammar is not None and grammar.done() and (prompt.ran or grammar.exception() is not None):
                 yield self._begin_answer(*key, self._waiting.pop(key), None)
-        for key, prompt in list(self._compiling.items()):
-            if prompt.grammar is not None and prompt.grammar.done():
-                yield self._begin_answer(*key, self._compiling.pop(key), None)
 
     def _ended(self, prefill: PromptPrefill, problem: Refusal | None) -> Iterator[Began]:
         sequence, epoch = prefill.sequence, prefill.epoch
-        prompt = self._waiting.pop((sequence, epoch), None)
+        prompt = self._waiting.get((sequence, epoch))
         if prompt is None:
             return  # called back
         if problem is None and prompt.grammar is not None and not prompt.grammar.done():
-            self._compiling[sequence, epoch] = prompt
+            prompt.ran = True
         else:
-            yield self._begin_answer(sequence, epoch, prompt, problem)
+            yield self._begin_answer(sequence, epoch, self._waiting.pop((sequence, epoch)), problem)
 
     def _begin_answer(self, sequence: int, epoch: int, prompt: _Prompt, problem: Refusal | None) -> Began:
         spent = time.monotonic() - prompt.began

@@ -98,8 +98,8 @@ class RoundDriver:
         self._carry: dict[type, Callable[[Any], None]] = {
             Prefill: self._prefill,
             CallBackPrefill: self._call_back,
-            OpenAtDrafter: self._open,
-            CloseAtDrafter: self._close,
+            OpenAtDrafter: lambda asked: self._more.extend(self._drafters.open(*asked)),
+            CloseAtDrafter: lambda asked: self._drafters.close(*asked),
             SendRows: self._send_rows,
             SendOrder: lambda order: self._more.extend(self._drafters.order(order)),
             RunPass: self._run_pass,
@@ -337,12 +337,6 @@ class RoundDriver:
     def _call_back(self, asked: CallBackPrefill) -> None:
         if self._prompts.call_back(asked.sequence, asked.epoch):
             self._more.append(PrefillRefused(asked.sequence, asked.epoch))
-
-    def _open(self, asked: OpenAtDrafter) -> None:
-        self._more.extend(self._drafters.open(*asked))
-
-    def _close(self, asked: CloseAtDrafter) -> None:
-        self._drafters.close(*asked)
 
     def _send_rows(self, asked: SendRows) -> None:
         sink = self._drafters.sink(asked.drafter)

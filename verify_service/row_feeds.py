@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from dspark.rounds.events import DrafterLost, DrafterReady, SendRows, Told
 from dspark.types import Cursor, Refusal
 from dspark.wire.v1 import features_pb2
-from verify_service.batch_runner import FeatureRun
 from verify_service.engine_core import EngineCore
 from verify_service.feature_push import BULK_ROWS, FeaturePush, Sink
 
@@ -97,12 +96,9 @@ class RowFeeds:
                 if isinstance(run, Refusal):  # none are kept: it goes without drafts
                     self._feeds.pop((drafter, key), None)
                     break
-                self._loop.call_soon_threadsafe(self._hand_over, feed.sink, run)
+                self._loop.call_soon_threadsafe(self._push.push, feed.sink, run)
                 room -= last - feed.next
                 feed.next = last
-
-    def _hand_over(self, sink: Sink, run: FeatureRun) -> None:
-        self._push.push(sink, run)
 
     # What became of them; called on the event loop.
 

@@ -24,6 +24,8 @@ from dspark.types import (
 )
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from dspark.decoding.masking import Matcher
     from dspark.decoding.shaping import Shaper
 
@@ -69,7 +71,8 @@ class CachedSequence:
     kept_state: int = 0  # prompt tokens of the longest state that is kept of it
     token_ids: list[int] = field(default_factory=list)  # committed, the anchor last
     cached: int = 0  # tokens whose keys and values are there
-    anchored: bool = False  # whether the first anchor has been drawn
+    last_logits: Tensor | None = None  # of a prompt that has run, until the anchor is drawn from them
+    anchored: bool = False  # whether it has been
     round: int = -1  # the last that was judged
     anchor_logprobs: tuple[ScoredToken, ...] = ()
     scores: int | None = None  # likeliest tokens told at every position of the prompt; None tells nothing

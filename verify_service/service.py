@@ -28,19 +28,18 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
         self, request: types_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> verify_pb2.VerifierDescription:
         engine, device, passes = self._worker.engine, self._worker.device, self._worker.passes
-        projection = engine.projection
         return verify_pb2.VerifierDescription(
             model=engine.config.target,
             vocab_size=engine.target.vocab_size,
             context_length=engine.target.context_length,
             hidden_size=engine.feature_width,
-            projection=projection.fingerprint if projection is not None else "",
+            projection=engine.projection,
             attention_path=engine.attention_path,
             attention_reason=engine.attention_reason,
             load=codec.write_load(
                 engine.held, device.queued, device.busy_s + (passes.busy_s if passes is not None else 0.0)
             ),
-            feature_dtype=engine.config.feature_dtype if projection is not None else "",
+            feature_dtype=engine.config.feature_dtype if engine.projection else "",
             stop_token_ids=engine.target.stop_ids,
             **self._worker.described(),
         )

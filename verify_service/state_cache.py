@@ -27,7 +27,7 @@ class _KeptCache(NamedTuple):
 
 
 class StateCache:
-    """Keeps `StateKeeper` for a runner."""
+    """Of one runner, by the name of the page that ends there."""
 
     def __init__(self, runner: StatefulRunner, most: int) -> None:
         self._runner, self._most = runner, most  # most: bytes

@@ -23,7 +23,7 @@ from dspark.synthetic.rows import DTYPE, row_values
 from dspark.synthetic.spec import SyntheticSpec, load_spec
 from dspark.types import Constraint, Cursor, Refusal, SamplingParams, Verdict
 from dspark.wire.orders import PackedRows
-from verify_service.batch_runner import Grammar, PromptChunk, RuleSaw, Stepped
+from verify_service.batch_runner import Grammar, PromptChunk, RuleSaw
 from verify_service.config import KV_TOKENS, VerifyConfig
 from verify_service.drafts import unsound
 from verify_service.engine_core import EngineCore
@@ -41,13 +41,6 @@ class SyntheticTarget:
     stop_ids: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SyntheticProjection:
-    """The drafter of the same file, and no other, understands the rows."""
-
-    fingerprint: str
-
-
 class SyntheticRowStore:
     """Keeps `RowStore`. A row is the first prompt token of whoever wrote it."""
 
@@ -58,14 +51,9 @@ class SyntheticRowStore:
     def put(self, slots: Slots | Sequence[int], rows: Ints | int) -> None:
         self._first_tokens[_index(slots)] = rows
 
-    def get(self, slots: Slots | Sequence[int]) -> Ints:
-        rows: Ints = self._first_tokens[_index(slots)]
-        return rows
-
     def packed(self, slots: Slots | Sequence[int]) -> PackedRows:
-        return PackedRows(
-            DTYPE, len(slots), self.width, row_values(self.get(slots), self.width).reshape(-1).data.cast("B")
-        )
+        values = row_values(self._first_tokens[_index(slots)], self.width)
+        return PackedRows(DTYPE, len(slots), self.width, values.reshape(-1).data.cast("B"))
 
 
 class SyntheticBatch(NamedTuple):
@@ -77,6 +65,7 @@ class SyntheticBatch(NamedTuple):
     chunks: Sequence[PromptChunk]
     lengths: Sequence[int]  # committed tokens of each item
     began_ns: int
+    tokens: int  # of the items
 
     def without_drafts(self, places: Sequence[int]) -> SyntheticBatch:
         """The same, at whose end these items have drafted nothing."""
@@ -86,12 +75,14 @@ class SyntheticBatch(NamedTuple):
         return self._replace(items=items, said=said)
 
     def part(self, places: Sequence[int]) -> SyntheticBatch:
+        items = [self.items[place] for place in places]
         return self._replace(
-            items=[self.items[place] for place in places],
+            items=items,
             states=[self.states[place] for place in places],
             said=[self.said[place] for place in places],
             lengths=[self.lengths[place] for place in places],
             chunks=(),
+            tokens=sum(1 + len(item.draft_ids) for item in items),
         )
 
 
@@ -133,7 +124,8 @@ class SyntheticStep:
         lengths = [state.committed_len for state in states]
         keys = np.array([self.key(state) for state in states], np.uint64)
         said = self._oracle.judge(keys, np.array(lengths), [item.draft_ids for item in items]) if items else []
-        return SyntheticBatch(items, states, said, chunks, lengths, began)
+        tokens = sum(1 + len(item.draft_ids) for item in items)
+        return SyntheticBatch(items, states, said, chunks, lengths, began, tokens)
 
     def execute(self, prepared: SyntheticBatch) -> SyntheticExecuted:
         """Until the batch is over that began when it was prepared, or when the one before it ended."""
@@ -147,14 +139,13 @@ class SyntheticStep:
     def _seconds(self, batch: SyntheticBatch) -> float:
         seconds = 0.0
         if batch.items:
-            tokens = sum(1 + len(item.draft_ids) for item in batch.items)
-            seconds = self._spec.verify.seconds(tokens, sum(batch.lengths) / len(batch.lengths))
+            seconds = self._spec.verify.seconds(batch.tokens, sum(batch.lengths) / len(batch.lengths))
         for chunk in batch.chunks:
             count = len(chunk.token_ids)
             seconds += self._spec.prefill_seconds(count, chunk.state.cached + count)
         return seconds
 
-    def commit(self, executed: SyntheticExecuted) -> Stepped:
+    def commit(self, executed: SyntheticExecuted) -> list[Verdict | Refusal]:
         batch, states = executed.prepared, self._holdings.states
         outcomes: list[Verdict | Refusal] = []
         grown: list[tuple[CachedSequence, Sequence[int]]] = []
@@ -170,7 +161,7 @@ class SyntheticStep:
             (each.state, each.token_ids) for each in batch.chunks if states.get(each.state.sequence) is each.state
         ]
         self._commit(grown)
-        return Stepped(outcomes, sum(1 + len(item.draft_ids) for item in batch.items))
+        return outcomes
 
     def _commit(self, grown: Sequence[tuple[CachedSequence, Sequence[int]]]) -> None:
         """Tokens behind those that are there, and rows of all of them at once."""
@@ -203,7 +194,7 @@ class SyntheticVerifyEngine(EngineCore):
         self.spec = spec
         version = f"synthetic-{spec.fingerprint}"
         self.target = SyntheticTarget(spec.vocabulary, spec.context_length)
-        self.projection = SyntheticProjection(version)
+        self.projection = version  # the drafter of the same file, and no other, understands the rows
         pages = (config.kv_tokens or KV_TOKENS) // config.page_size
         store = SyntheticRowStore(pages * config.page_size, spec.feature_width)
         holdings = KVCacheManager(

@@ -15,16 +15,7 @@ from typing import NamedTuple
 import structlog
 
 from dspark.types import Refusal, RefusalReason, Verdict
-from verify_service.batch_runner import (
-    BatchRunner,
-    ExecutedBatch,
-    Judged,
-    PreparedBatch,
-    Progress,
-    PromptChunk,
-    PromptPrefill,
-    spoil,
-)
+from verify_service.batch_runner import BatchRunner, ExecutedBatch, Judged, PreparedBatch, Progress, Rider
 from verify_service.sequences import CachedSequence, VerifyItem
 
 log = structlog.get_logger("dspark.verify")
@@ -48,7 +39,7 @@ class UnderWay:
         items: Sequence[VerifyItem],
         outcomes: dict[int, Verdict | Refusal],
         batches: Sequence[Batch],
-        riders: Sequence[tuple[PromptPrefill, PromptChunk]],
+        riders: Sequence[Rider],
         began_ns: int,
     ) -> None:
         self.riders = riders
@@ -90,22 +81,22 @@ class UnderWay:
         progress: list[Progress] = []
         tokens = 0
         for prepared in self._spoilt:
-            spoil(prepared)
+            _spoil(prepared)
         for indices, executed in self._ran:
             try:
-                stepped = self._step.commit(executed)
+                committed = self._step.commit(executed)
             except Exception as error:  # a bug: some may be committed and not told, so all begin anew
                 log.error("step.failed", sequences=len(indices), exc_info=error)
-                spoil(executed.prepared)
+                _spoil(executed.prepared)
                 continue
-            tokens += stepped.tokens
-            outcomes |= dict(zip(indices, stepped.outcomes, strict=True))
+            tokens += executed.prepared.tokens
+            outcomes |= dict(zip(indices, committed, strict=True))
             if executed.prepared.chunks:
                 for prefill, chunk in self.riders:
                     done = chunk.state.cached == chunk.state.prompt_len
                     progress.append(Progress(prefill, len(chunk.token_ids), done))
         if self.riders and not progress:
-            progress = [Progress(prefill, 0, False, FAILED) for prefill, _ in self.riders]
+            progress = [Progress(prefill, problem=FAILED) for prefill, _ in self.riders]
         saw = [executed.saw for _, executed in self._ran]
         judged = Judged(
             outcomes=[outcomes.get(index, FAILED) for index in range(len(self._items))],
@@ -121,6 +112,12 @@ class UnderWay:
 
 def _states(prepared: PreparedBatch) -> list[CachedSequence]:
     return [*prepared.states, *(chunk.state for chunk in prepared.chunks)]
+
+
+def _spoil(prepared: PreparedBatch) -> None:
+    """Nobody knows what lies in their KV blocks now, so nobody else shall find them."""
+    for state in _states(prepared):
+        state.salt = None
 
 
 def halves(batch: Sequence[int]) -> list[Sequence[int]]:

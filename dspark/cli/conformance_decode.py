@@ -168,7 +168,7 @@ class _Turn:
                 self._take(progress)
             else:
                 break
-            while (news := self._verify.take_news()) is not None:
+            while (news := self._verify.line.take_news()) is not None:
                 self._take(news)
         for sequence, run in self._runs.items():
             if sequence not in self._anchored and not run.refused:
@@ -186,7 +186,7 @@ class _Turn:
         spared = self._verify.spared(cursor.sequence, cursor.epoch)
         if self._kept and spared < (whole := (run.prompt_len - 1) // PAGE * PAGE):
             raise CheckpointError(f"{spared} tokens of the prompt were found in the prefix cache, not {whole}")
-        self._verify.line_up(PromptPrefill(cursor.sequence, cursor.epoch, tuple(run.ids)))
+        self._verify.line.add(PromptPrefill(cursor.sequence, cursor.epoch, tuple(run.ids)))
 
     def _open_context(self, run: CaseRun) -> None:
         served(self._draft.open(run.cursor, run.end + self._size + MARGIN))

@@ -25,7 +25,7 @@ def begin(engine: VerifyEngine, sequence: int, ids: list[int], prompt_len: int) 
     """Opens a greedy sequence and lines its tokens up; `prompt_len` of them were the prompt."""
     params = SamplingParams(temperature=0.0, prompt_len=prompt_len)
     assert engine.open(Cursor(sequence, 1, 0, len(ids)), params, len(ids) + 60, False, token_ids=ids) is None
-    engine.line_up(PromptPrefill(sequence, 1, ids))
+    engine.line.add(PromptPrefill(sequence, 1, ids))
 
 
 def finish(engine: VerifyEngine, sequences: dict[int, list[int]], answers: Mapping[int, list[int]]) -> None:
@@ -53,7 +53,7 @@ def finish(engine: VerifyEngine, sequences: dict[int, list[int]], answers: Mappi
                 sequences[n] += [*item.draft_ids[: verdict.accepted], verdict.next_token]
         elif anchored != sequences.keys():
             _arrived(engine, engine.prefill_next(), anchored, sequences)
-        while (news := engine.take_news()) is not None:
+        while (news := engine.line.take_news()) is not None:
             _arrived(engine, news, anchored, sequences)
 
 

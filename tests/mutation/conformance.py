@@ -30,11 +30,11 @@ CONFORMANCE = [
         ),
     ),
     *in_file(
-        "verify_service/engine_core.py",
+        "verify_service/prompt_line.py",
         (
             "conformance: prompt ids plus one in the served prefill",
-            "ids = prefill.token_ids[start:stop]",
-            "ids = [each + 1 for each in prefill.token_ids[start:stop]]",
+            "ids = prompt.token_ids[start:stop]",
+            "ids = [each + 1 for each in prompt.token_ids[start:stop]]",
             CASES,
         ),
     ),

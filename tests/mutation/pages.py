@@ -17,17 +17,17 @@ STORE = (f"{V}test_feature_store.py",)
 
 PAGES = [
     *in_file(
-        "verify_service/batch_runner.py",
+        "verify_service/under_way.py",
         (
             "pages of a pass that failed are found by others: of rounds",
-            "for state in (*prepared.states, *(chunk.state",
-            "for state in (*prepared.states[:0], *(chunk.state",
+            "    for state in _states(prepared):\n",
+            "    for state in _states(prepared)[len(prepared.states) :]:\n",
             (f"{S}::test_nobody_finds_pages_that_a_failed_pass_may_have_written",),
         ),
         (
             "pages of a pass that failed are found by others: of prompts",
-            ", *(chunk.state for chunk in prepared.chunks)):",
-            ",):",
+            "    for state in _states(prepared):\n",
+            "    for state in prepared.states:\n",
             (f"{S}::test_nobody_finds_pages_that_a_failed_pass_may_have_written",),
         ),
     ),
@@ -161,6 +161,12 @@ PAGES = [
             "kept=pages if",
             SCARCE,
         ),
+        (
+            "an epoch that is over draws from the logits of the next one",
+            "state.last_logits is None or (epoch is not None and epoch != state.epoch):",
+            "state.last_logits is None:",
+            (f"{S}::test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one",),
+        ),
     ),
     *in_file(
         "verify_service/packed_step.py",
@@ -233,16 +239,19 @@ PAGES = [
             (f"{S}::test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one",),
         ),
         (
-            "a prompt of an older epoch goes on in a newer one",
-            "state is None or state.epoch != prefill.epoch or",
-            "state is None or",
-            (f"{S}::test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one",),
-        ),
-        (
             "a prefix is refused for its length",
             "            if slots is None:\n",
             "            if slots is None or slots < len(item.draft_ids):\n",
             (f"{S}::test_a_prefix_without_pages_is_cut_and_not_refused_for_its_length",),
+        ),
+    ),
+    *in_file(
+        "verify_service/prompt_line.py",
+        (
+            "a prompt of an older epoch goes on in a newer one",
+            "state is None or state.epoch != prompt.epoch or",
+            "state is None or",
+            (f"{S}::test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one",),
         ),
     ),
     *in_file(

@@ -406,7 +406,7 @@ MUTANTS: list[Mutant] = [
         "verify_service/engine_core.py",
         (
             "pages of who leaves in the middle of a pass are free at once",
-            "if self._busy.get(sequence) is state:",
+            "if sequence in self._busy:",
             "if False:",
             (f"{U}who_leaves_in_the_middle_of_a_pass_frees_its_pages_when_it_has_ended_and_harms_nobody",),
         ),
@@ -418,13 +418,13 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "a prompt is in two passes at once",
-            "able = [each for each in self.line if each.sequence not in self._busy]",
-            "able = list(self.line)",
+            "riding = self.line.riders(self._ride_along, self._busy)",
+            "riding = self.line.riders(self._ride_along, ())",
             (f"{U}a_prompt_is_in_one_pass_at_a_time_and_others_ride_meanwhile",),
         ),
         (
             "who left in the middle of a pass keeps its pages",
-            "if self._leaving.pop(state.sequence, None) is not None:",
+            "if self._holdings.states.get(state.sequence) is not state:",
             "if False:",
             (f"{U}a_session_that_ends_in_the_middle_of_a_pass_leaves_nothing",),
         ),

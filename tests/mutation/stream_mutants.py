@@ -110,8 +110,8 @@ STREAMS: list[Mutant] = [
         ),
         (
             "an address that cannot be one is asked",
-            "        if known is None or known.sink is None or self._engine.projection is None:",
-            "        if known is None or self._engine.projection is None:",
+            "        if known.stream is None and may and known.sink.sound:",
+            "        if known.stream is None and may:",
             (f"{F}another_process_at_a_drafters_address_is_not_that_drafter",),
         ),
         (
@@ -232,7 +232,7 @@ STREAMS: list[Mutant] = [
         "verify_service/engine_core.py",
         (
             "prompts stay in line when their session has ended",
-            "        self.line = deque(each for each in self.line if each.owner != owner)\n",
+            "        self.line.forget(owner)\n",
             "",
             (f"{U}prompts_in_line_go_with_their_session_and_their_numbers_are_free",),
         ),

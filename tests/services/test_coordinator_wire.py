@@ -29,7 +29,7 @@ class Stage:
 
     async def set(self, reply: Reply) -> tuple[Any, FakeDrafter]:
         self.verifier = await self._start(workers.verifier(*self._pair, grace_s=0.1))
-        drafter = await self._start(FakeDrafter(reply, self.verifier.engine.projection.fingerprint))
+        drafter = await self._start(FakeDrafter(reply, self.verifier.engine.projection))
         told = {"verify": (self.verifier.endpoint,), "draft": (drafter.endpoint,), "policy": "fixed:7"}
         coordinator = await self._start(workers.coordinator(grace_s=0.1, warm_up_s=0.0, **told))
         return coordinator, drafter

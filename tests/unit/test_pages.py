@@ -96,7 +96,7 @@ def test_whatever_happens_no_slot_has_two_owners_and_none_is_lost(seed: int) -> 
 
 def test_prefixes_are_found_by_content_and_salt_up_to_the_last_full_page() -> None:
     pool = KVBlockPool(16, 4)
-    cache = PrefixCache(pool)
+    cache = PrefixCache(pool, pool.total)
     ids = list(range(100, 111))
     pool.open("a", 11, 20)
     cache.enter(ids, "tenant", pool.pages("a"), rows=True)
@@ -110,7 +110,7 @@ def test_prefixes_are_found_by_content_and_salt_up_to_the_last_full_page() -> No
 
 def test_pages_without_rows_serve_only_those_who_need_none_and_are_replaced_by_better_ones() -> None:
     pool = KVBlockPool(16, 4)
-    cache = PrefixCache(pool)
+    cache = PrefixCache(pool, pool.total)
     ids = list(range(9))
     pool.open("plain", 9, 9)
     cache.enter(ids, "", pool.pages("plain"), rows=False)
@@ -127,7 +127,7 @@ def test_pages_without_rows_serve_only_those_who_need_none_and_are_replaced_by_b
 
 def test_kept_pages_give_way_oldest_first_ends_before_beginnings_and_never_those_in_use() -> None:
     pool = KVBlockPool(8, 2)
-    cache = PrefixCache(pool)
+    cache = PrefixCache(pool, pool.total)
     first, second = [1, 2, 3, 4, 5], [6, 7, 8, 9, 10]
     for key, ids in (("a", first), ("b", second)):
         pool.open(key, 5, 5)

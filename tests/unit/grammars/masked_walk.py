@@ -126,14 +126,15 @@ class Round:
         tokens = [*PROMPT, *answer]
         cursor = Cursor(1, 1, next(self.numbers), len(tokens))
         state = CachedSequence(
-            1, 1, 0, self.params, 1, 64, False, token_ids=list(tokens), cached=len(tokens) - 1, anchored=True
+            1, 1, 0, self.params, 1, False, token_ids=list(tokens), cached=len(tokens) - 1, anchored=True
         )
         state.matcher = moved(matcher)
         state.matcher.masks(())  # which travels with the order
         self._holdings.states[1] = state
         assert self._holdings.grow_within(state, len(tokens), len(block)) == len(block)
         self._sampler = sampler
-        outcome = self._step.run([VerifyItem(cursor, tokens[-1], block, q)]).outcomes[0]
+        prepared = self._step.prepare([VerifyItem(cursor, tokens[-1], block, q)], ())
+        (outcome,) = self._step.commit(self._step.execute(prepared))
         if isinstance(outcome, Refusal):
             raise Refused(outcome.message)
         return tuple(state.token_ids[len(tokens) :]), state.matcher

@@ -12,7 +12,7 @@ from draft_service import feature_sink, rounds
 from dspark.errors import InvalidRequest
 from dspark.runtime.wire_limits import LOOKED_AT, MAX_REQUEST, MOST_PARTS, check_size, reading, request_bytes, trimmed
 from dspark.wire.v1 import draft_pb2, features_pb2, generate_pb2, types_pb2, verify_pb2
-from verify_service.commands import control_bounds
+from verify_service.control_stream import control_bounds
 
 GENERATE, ABORT = "/dspark.wire.v1.Generation/Generate", "/dspark.wire.v1.Generation/Abort"
 

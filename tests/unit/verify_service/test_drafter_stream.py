@@ -149,7 +149,7 @@ def test_a_message_is_leaving_until_grpc_comes_for_the_next_one() -> None:
 
 
 def test_one_stream_that_cannot_be_closed_keeps_no_other_one_open() -> None:
-    engine: Any = SimpleNamespace(projection=SimpleNamespace(fingerprint="p"))
+    engine: Any = SimpleNamespace(projection="p")
     worker: Any = SimpleNamespace(engine=engine, security=None, incarnation=1, metrics=Metrics())
     nothing: Any = SimpleNamespace()
     of_all: Any = Drafters(worker, nothing, {}, lambda _: None, lambda _: None, nothing)

@@ -43,8 +43,9 @@ def test_plain_rounds_pay_for_no_projection_and_drafted_ones_for_rows_that_are_k
 
     engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), drafter=str(golden_drafter)))
     calls: list[int] = []
-    project = engine.projection.project
-    engine.projection.project = lambda taps: (calls.append(len(taps)), project(taps))[1]
+    projection = engine._holdings.store._projection
+    project = projection.project
+    projection.project = lambda taps: (calls.append(len(taps)), project(taps))[1]
     for sequence, keep in ((1, False), (2, True)):
         anchor = take_in(engine, sequence, [5, 6, 7], epoch=0, longest=20, keep=keep)
         engine.judge_cohort([VerifyItem(Cursor(sequence, 0, 1, 4), anchor, (), NO_Q)])

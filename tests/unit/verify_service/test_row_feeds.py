@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from engine_steps import take_in
@@ -38,7 +39,8 @@ class Feeds:
         self.now = 100.0
         self.told: list[Told] = []
         engine = SyntheticVerifyEngine(read_spec(SPEC), VerifyConfig(prefill_chunk=ROWS, kv_tokens=4 * ROWS))
-        push = FeaturePush(incarnation=1, projection="p", token=None, queue_rows=1, metrics=Metrics())
+        worker: Any = SimpleNamespace(engine=engine, incarnation=1, metrics=Metrics())
+        push = FeaturePush(worker)
         self.feeds = RowFeeds(engine, push, loop, lambda came: self.told.extend(came()))
         for sequence in (1, 2):
             take_in(engine, sequence, [5] * ROWS, epoch=0, longest=ROWS + 1)

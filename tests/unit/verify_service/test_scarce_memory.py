@@ -26,7 +26,7 @@ def pair(golden_target: Path, golden_drafter: Path) -> PAIR:
 
 def news(engine: VerifyEngine) -> list[Progress]:
     """Of prompts that rode in the last round."""
-    return list(iter(engine.take_news, None))
+    return list(iter(engine.line.take_news, None))
 
 
 def say(engine: VerifyEngine, sequences: dict[int, list[int]], epoch: int = 1) -> list[Verdict | Refusal]:
@@ -339,5 +339,6 @@ def test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one(pair: PAIR) -> No
     line_up(engine, 2, PROMPT, epoch=2)
     told = [engine.prefill_next(), engine.prefill_next()]
     assert [(each.prefill.epoch, each.problem is None) for each in told if each is not None] == [(1, False), (2, True)]
+    assert isinstance(engine.first_token(2, epoch=1), Refusal), "nor does it take what the newer one draws from"
     assert engine.first_token(2) == first
     assert isinstance(engine.features(Cursor(2, 1, 0, 20), 0), Refusal), "rows are those of an epoch"

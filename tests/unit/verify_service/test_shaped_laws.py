@@ -105,7 +105,7 @@ def test_neighbours_in_a_pass_do_not_notice(engine: VerifyEngine) -> None:
 def test_a_law_of_another_vocabulary_is_refused_by_field(
     engine: VerifyEngine, params: SamplingParams, field: str
 ) -> None:
-    refused = engine.open(Cursor(1, 1, 0, 3), params, 20, False)
+    refused = engine.open(Cursor(1, 1, 0, 3), params, 20, False, token_ids=[1, 2, 3])
     assert isinstance(refused, Refusal)
     assert (refused.reason, refused.message.split(":")[0]) == (RefusalReason.INVALID, field)
     assert engine.held.sequences == 0

@@ -44,16 +44,16 @@ def test_a_prompt_goes_on_from_the_longest_state_of_its_own_tenant(kind: str, tm
     assert served.attention_path == "stateful"
     first, others = prompt(150, 1), [prompt(150, 2), [*prompt(150, 1)[:100], *prompt(60, 3)]]
     assert prefilled(served, 0, first, salt="one") == 0
-    logits = served._holdings.last_logits[0].clone()
+    logits = served._holdings.states[0].last_logits.clone()
     found = [prefilled(served, 1, first, salt="one"), prefilled(served, 2, first, salt="two")]
     found += [prefilled(served, 3 + n, ids, salt="one") for n, ids in enumerate(others)]
     assert found == [144, 0, 0, 64]  # the last state is where a chunk ended
     assert prefilled(served, 5, first, salt="one") == 144, "once more, and the state is as it was kept"
     for key in (1, 2, 5):
-        torch.testing.assert_close(served._holdings.last_logits[key], logits, atol=2e-3, rtol=1e-4)
+        torch.testing.assert_close(served._holdings.states[key].last_logits, logits, atol=2e-3, rtol=1e-4)
     with torch.inference_mode():
         whole = served.target.model(input_ids=torch.tensor([others[1]]), use_cache=False).logits[0, -1]
-    torch.testing.assert_close(served._holdings.last_logits[4], whole, atol=2e-3, rtol=1e-4)
+    torch.testing.assert_close(served._holdings.states[4].last_logits, whole, atol=2e-3, rtol=1e-4)
 
 
 def test_rows_of_what_was_found_are_those_that_were_made(tmp_path: Path) -> None:
@@ -125,12 +125,11 @@ def test_a_full_device_costs_what_was_kept_and_nobody_s_round(tmp_path: Path, mo
     with monkeypatch.context() as patched:
         patched.setattr(state_cache, "copied", full)
         assert served.open(Cursor(2, 1, 0, 60), GREEDY, 80, False, token_ids=ids) is None
-        served.line_up(PromptPrefill(2, 1, ids))
+        served.line.add(PromptPrefill(2, 1, ids))
         (verdict,) = served.judge_cohort([VerifyItem(Cursor(1, 1, 0, 21), anchor, (), NO_Q)]).outcomes
     assert isinstance(verdict, Verdict), "the prompt rode along in its round"
-    rest = served.prefill_next()
-    assert rest is not None
-    assert rest.done
+    told = [served.prefill_next(), served.prefill_next()]
+    assert [each is not None and each.done for each in told] == [False, True]
     assert [prefilled(served, key, prompt(60, 2)) for key in (3, 4)] == [0, 48]
 
 

@@ -202,7 +202,7 @@ def test_a_prompt_that_cannot_be_prepared_is_refused_and_takes_nobody_along(
         for sequence, outcome in zip(said, engine.end(step).outcomes, strict=True):
             assert isinstance(outcome, Verdict)
             said[sequence].append(outcome.next_token)
-        while (news := engine.take_news()) is not None:
+        while (news := engine.line.take_news()) is not None:
             told.append(news)
     problems = {each.prefill.sequence: each.problem for each in told if each.done or each.problem is not None}
     assert problems[15 - bad] is None
@@ -218,7 +218,7 @@ def test_so_is_one_alone_and_the_next_one_goes_on(config: VerifyConfig, monkeypa
     line_up(engine, 7, 8)
     planted(engine, monkeypatch, prompt=7)
     assert engine.begin_prefill() is None
-    news = engine.take_news()
+    news = engine.line.take_news()
     assert news is not None
     assert news.problem is not None
     assert news.problem.reason is RefusalReason.INTERNAL
@@ -237,7 +237,7 @@ def test_a_prompt_is_not_to_blame_for_whom_it_rides_with(config: VerifyConfig, m
     step = engine.begin([item(1, said)])
     run(step)
     assert isinstance(engine.end(step).outcomes[0], Refusal)
-    assert engine.take_news() is None
+    assert engine.line.take_news() is None
     assert engine.prefill_next() is not None
     assert isinstance(engine.first_token(7), int)
 
