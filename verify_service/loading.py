@@ -189,8 +189,9 @@ def _packed(
             lean=lean,
             kernel=kernel,
             page_size=config.page_size,
-            replay=config.cuda_graphs,
         )
+        if kernel is not None and config.cuda_graphs:
+            packed.record_graphs()
         problem = self_test.disagreement(packed, cases)
         if problem is None:
             log.info("verify.attention_path", path=packed.path, kernel=name, lean_layers=packed.lean.layers)

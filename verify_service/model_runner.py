@@ -77,9 +77,7 @@ class ModelRunner:
         lean: bool = False,
         kernel: Kernel | None = None,
         page_size: int = 1,
-        replay: bool = False,
     ) -> None:
-        """replay: passes that can be are recorded, and replayed."""
         paged_attention.use_in(model)
         self.lean = make_lean(model) if lean else Lean()
         self.device: torch.device = next(model.parameters()).device
@@ -94,17 +92,23 @@ class ModelRunner:
             page_size,
             by_head=self.device.type == "cpu",
         )
+        self._page_size = page_size
         self._graphs: Graphs | None = None
+        self._asked_to_record = False
+
+    def record_graphs(self) -> None:
+        """Passes that can be are recorded from now on, and replayed."""
+        self._asked_to_record = True
         # A recording would choose the rotation of its own largest position.
-        if replay and kernel is not None and self.device.type == "cuda" and self.rotation is None:
-            self._graphs = Graphs(self._forward, kernel, page_size, self._spare_page, self.device)
+        if self._kernel is not None and self.device.type == "cuda" and self.rotation is None:
+            self._graphs = Graphs(self._forward, self._kernel, self._page_size, self._spare_page, self.device)
 
     @property
     def make(self) -> str:
         """What else than the target decides how long a pass takes."""
         return (
             f"lean {self.lean.layers}, products {'+'.join(sorted(self.lean.forms))}, "
-            f"kernel {self._kernel is not None}, graphs {self._graphs is not None}, layout 7"
+            f"kernel {self._kernel is not None}, graphs {self._asked_to_record}, layout 7"
         )
 
     @torch.inference_mode()

@@ -151,6 +151,7 @@ async def test_another_process_at_a_drafters_address_is_not_that_drafter(pair: s
         asked = [conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1 + place) for place in range(2)]
         await so_far(v, conductor, asked, lambda: {event.drafter for event in conductor.health} == {1, 2})
         assert not any(map(verified, asked))
+        assert {event.what for event in conductor.health if event.drafter == 2} == {"lost: cannot be asked now"}
 
 
 async def test_a_drafter_without_room_says_so_and_others_are_drafted_for(pair: str) -> None:
