@@ -66,6 +66,8 @@ def main(argv: list[str] | None = None) -> int:
             try:
                 measure(args, value)
                 holds = None if args.tiny else held(value)
+            except ImportError as error:  # a machine without what serving needs
+                value["error"] = f"not measured: {error}"
             except Exception as error:  # what was measured stays, and the next part may have room
                 traceback.print_exc()
                 value["error"], holds = f"{type(error).__name__}: {error}", False

@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_INSTALLED = "peer not installed"
+ENDS_S = 30.0  # for a program to end that is told to
 
 
 class Contestant(Protocol):
@@ -52,8 +53,12 @@ class Peer:
 
     def close(self) -> None:
         if self._process is not None:
-            with self._process as process:  # its pipes are closed, its end is waited for
+            with self._process as process:  # whose pipes are closed behind its end
                 process.terminate()
+                try:
+                    process.wait(ENDS_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
             self._process = None
 
     def __enter__(self) -> Self:

@@ -30,9 +30,6 @@ def add_commands(commands: Any) -> None:
 
 
 def _top(args: argparse.Namespace) -> int:
-    from rich.live import Live
-    from rich.text import Text
-
     from deploy.load_report import LoadWindow
 
     every, window = max(args.every, 0.1), LoadWindow(WINDOW_S)
@@ -43,6 +40,10 @@ def _top(args: argparse.Namespace) -> int:
             window.add(time.monotonic(), client.status())
             print(*frame(window, client.endpoint), sep="\n")
             return 0
+
+        from rich.live import Live
+        from rich.text import Text
+
         with Live(screen=sys.stdout.isatty(), auto_refresh=False) as live:
             while True:
                 time.sleep(every)

@@ -81,6 +81,15 @@ def test_a_command_names_the_extra_it_needs(words: list[str], module: str, extra
     assert f"'.[{extra}]'" in done.stderr
 
 
+def test_a_frame_of_a_cell_needs_no_extra() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        done = _bare("top", "--once", "--endpoint", f"127.0.0.1:{nobody.getsockname()[1]}")
+    assert done.returncode == 1
+    assert "needs the module" not in done.stderr
+    assert "127.0.0.1" in done.stderr
+
+
 def test_the_version_is_known_to_commands_and_programs() -> None:
     done = _bare("--version")
     assert (done.returncode, done.stdout) == (0, f"dspark {metadata.version('dspark-serving')}\n")
