@@ -101,9 +101,9 @@ def _lanes(window: LoadWindow) -> list[str]:
     for lane in window.newest.lanes:
         names = ", ".join(lane.drafters) or "none"
         rows.append((lane.verifier, str(lane.running), str(lane.waiting), lane.policy, names))
-    rpc = f"draft {_ms(window.percentile(DRAFT_RPC, 0.5))}, verify {_ms(window.percentile(VERIFY_RPC, 0.5))}"
+    blocks, verified = (_ms(window.percentile(name, 0.5)) for name in (DRAFT_RPC, VERIFY_RPC))
     waited = f"drafts waited {_ms(window.draft_wait_s())} for a busy drafter"
-    return [*aligned(rows), f"median round trips: {rpc}; {waited}"]
+    return [*aligned(rows), f"medians: blocks came {blocks} after their orders, a pass took {verified}; {waited}"]
 
 
 def _ms(seconds: float | None) -> str:

@@ -179,8 +179,8 @@ class Metrics:
     cost_curve_in_force = gauge(
         "1 when adaptive sequences go by a measured cost curve, 0 when they verify everything.", "lane"
     )
-    draft_rpc = seconds("Round trip of a Draft cohort.")
-    verify_rpc = seconds("Round trip of a Verify cohort.")
+    draft_rpc = seconds("From a cohort's orders to the last of its blocks, at the verifier.")
+    verify_rpc = seconds("Pass of a cohort at the verifier, without its draft.")
     pipeline_bubble = seconds("A verifier with work waited for its next cohort, drafts included.")
     prefills = counter("Prefills commanded, by reason.", "reason")
     num_preemptions = counter("Sequences taken out to free pages, to begin again.")
