@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dspark.cli.train import run
+from dspark.cli.main import main
 from dspark.errors import ConfigError
 from dspark.training.overlap import RUN, separate, words_of
 
@@ -53,8 +53,8 @@ def test_the_command_prints_the_counts_and_writes_what_is_clean(
 ) -> None:
     prompts = _file(tmp_path / "p.jsonl", [_turns(LONG), _turns("Name three rivers.")])
     training = _file(tmp_path / "t.jsonl", [{"prompt": LONG}])
-    words = ["overlap", str(prompts), "--training", str(training), "--out", str(tmp_path / "clean"), "--json"]
-    assert run(words) == 0
+    words = ["train", "overlap", str(prompts), "--training", str(training), "--out", str(tmp_path / "clean"), "--json"]
+    assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["shared"] == 1
     assert json.loads((tmp_path / "clean/p.jsonl").read_text(encoding="utf-8")) == _turns("Name three rivers.")
 
