@@ -168,13 +168,13 @@ class CellMachine(RuleBasedStateMachine):
             if name in self.down:
                 continue
             engine = self.cell.processes[name].engine
-            holdings, leaving = engine._holdings, engine._leaving  # at the end of their passes
-            pool, states = holdings.pool, [*holdings.states.values(), *leaving.values()]
+            holdings = engine._holdings
+            pool = holdings.pool
             held = Counter(page for table in pool._tables.values() for page in table.pages)
             held.update(kept.page for kept in holdings.prefixes._kept.values())
             assert [held[page] for page in range(pool.total)] == pool._holders.tolist(), "a page has who holds it"
             assert pool.free == sum(held[page] == 0 for page in range(pool.total))
-            assert set(pool._tables) == {state.sequence for state in states}
+            assert set(pool._tables) == set(holdings.states) | engine._busy, "who left a pass goes at its end"
             for number, one in holdings.states.items():
                 assert one.cached <= len(pool.pages(number)) * PAGE
 

@@ -53,7 +53,7 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCell]:
 def _scraped(cell: HttpCell) -> list[Metric]:
     families: list[Metric] = []
     for process in (cell.coordinator, cell.verifier, cell.drafter):
-        with urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=10) as page:
+        with urllib.request.urlopen(f"http://127.0.0.1:{process.shell.metrics_port}/metrics", timeout=10) as page:
             families += text_string_to_metric_families(page.read().decode())
     return families
 
