@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from deploy.head import free_ports
 from deploy.topology import ProcessRole, homes, threads_of
@@ -181,12 +181,7 @@ class ProcessCell:
 
     def _await_ready(self, child: Child) -> None:
         assert child.process.stdout is not None
-        late = threading.Timer(START_TIMEOUT_S, child.process.kill)
-        late.start()
-        try:
-            line = child.process.stdout.readline()
-        finally:
-            late.cancel()
+        line = _read_line(child.process.stdout, START_TIMEOUT_S)
         if not line:
             child.process.poll()
             said = child.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -222,3 +217,18 @@ def _option(key: str, value: object) -> str:
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
     return f"--{name}={value}"
+
+
+def _read_line(pipe: IO[bytes], timeout_s: float) -> bytes:
+    """One line; nothing where the pipe closed or the time ran out before its end, whoever holds the other one."""
+    deadline = time.monotonic() + timeout_s
+    line = b""
+    while not line.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([pipe], [], [], left)[0]:
+            return b""
+        byte = os.read(pipe.fileno(), 1)
+        if not byte:
+            return b""
+        line += byte
+    return line

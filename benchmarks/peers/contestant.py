@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -28,7 +29,7 @@ class Absent(Exception):
     """A peer that is not there; the message says why."""
 
 
-class Peer:
+class Peer(ABC):
     """A program that runs in an environment of its own and ends with this process; a context manager.
 
     python: of that environment; raises Absent without one.
@@ -47,9 +48,9 @@ class Peer:
         self._process = subprocess.Popen(command, cwd=ROOT, env=kept | dict(environment), **pipes)
         return self._process
 
+    @abstractmethod
     def await_ready(self) -> None:
         """Starts it; returns when it can be asked. Raises Absent when it does not come up."""
-        raise NotImplementedError
 
     def close(self) -> None:
         if self._process is not None:
