@@ -35,6 +35,7 @@ IN_A_ROW = 2  # plans that try the same: what rounds of a kind take is learned b
 RENEWED = 0.02  # learned blocks over blocks in the window, from which on a lane is looked at anew
 PLAN = 1 / 16  # of a block, that every plan counts: what rounds take is learned too, and slowly
 CONTEXT_STEP = 128  # tokens of mean context from which on a lane is another one
+MOST_KNOWN = 64  # lanes
 CURVE_POINTS = 40  # of the expected rate by slots verified, at most
 
 
@@ -156,8 +157,9 @@ class Planner:
         self._number = 0
         self._last = _Option(0.0, 1.0, slots, 1, 0.0)
         self._lane: PlannedLane | None = None  # as of the last plan
-        self._known: tuple[_Option, list[_Option]] | None = None  # what could be done, of the lane as it was then
-        self._known_of: tuple[object, ...] = ()
+        self._known: dict[
+            tuple[object, ...], tuple[_Option, list[_Option]]
+        ] = {}  # what could be done, by what it was of
         self._news = 0.0  # blocks since, and parts of one for plans
         self._drafted: bool | None = None  # whether the last pass was of drafted blocks
 
@@ -218,7 +220,7 @@ class Planner:
 
     def renew(self) -> None:
         """What drafts take is another thing now: the next plan looks at the lane anew."""
-        self._known = None
+        self._known.clear()
 
     @property
     def home(self) -> tuple[int, int]:
@@ -240,13 +242,17 @@ class Planner:
         return (option.slots, option.cohorts) == (self._last.slots, self._last.cohorts)
 
     def _renewed(self, lane: PlannedLane) -> tuple[_Option, list[_Option]]:
-        """`_options`, not asked every time: on a small machine what plans take is missing where passes are computed."""
-        near = lane.context // CONTEXT_STEP
-        of = (tuple(lane.keys), lane.weight.tobytes(), near, lane.cohorts, lane.others)
+        """`_options`, not asked every time: on a small machine what plans take is missing where passes are computed. A
+        lane where one comes and one goes is the same again."""
+        near, worth = lane.context // CONTEXT_STEP, float(lane.weight.sum())
+        of = (frozenset(lane.keys), len(lane.sequences), worth, near, lane.cohorts, lane.others)
         self._news += PLAN
-        if self._known is None or self._news > RENEWED * min(self._blocks, WINDOW) or of != self._known_of:
-            self._known, self._known_of, self._news = self._options(lane), of, 0
-        return self._known
+        if self._news > RENEWED * min(self._blocks, WINDOW) or len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+            self._news = 0.0
+        if of not in self._known:
+            self._known[of] = self._options(lane)
+        return self._known[of]
 
     def _options(self, lane: PlannedLane) -> tuple[_Option, list[_Option]]:
         tokens, worth = _without_drafts(lane)

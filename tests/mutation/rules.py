@@ -348,8 +348,8 @@ RULES = [
         ),
         (
             "a lane that changed is planned for as it was",
-            "or of != self._known_of:",
-            "or False:",
+            "of = (frozenset(lane.keys), len(lane.sequences), worth, near, lane.cohorts, lane.others)",
+            "of = (lane.cohorts,)",
             ("tests/unit/planning/test_lane_plans.py",),
         ),
         (

@@ -12,7 +12,7 @@ from rounds_of import COSTS, SIZES
 from coordinator.planning import lane_plans
 from coordinator.planning.cost import CostCorrector, CostCurve, RunningRatio
 from coordinator.planning.lane_plans import HOP_S, Applied, DrafterCost, LanePlans, differs
-from coordinator.planning.planner import PLAN, RENEWED, WINDOW, FinishedPass, Others, PlannedLane, Planner
+from coordinator.planning.planner import MOST_KNOWN, PLAN, RENEWED, WINDOW, FinishedPass, Others, PlannedLane, Planner
 from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import Report, RoundReport
 from dspark.rounds.plan import Plan, PlanKind, Terms
@@ -279,11 +279,18 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(monkeypatch: pyt
         {"sequences": [1, 2, 3], "keys": ["d"] * 3, "weight": np.ones(3)},
     ]
     for change in changes:
-        assert looks(dataclasses.replace(lane, **change)) == 1, change  # type: ignore[arg-type]
-        assert looks(lane) == 1
-        assert looks(lane) == 0
+        changed = dataclasses.replace(lane, **change)  # type: ignore[arg-type]
+        assert looks(changed) == 1, change
+        assert looks(lane) == looks(changed) == 0  # one came and went: what is known of either is known still
     planner.learn(_drafted(enough))
-    assert looks(lane) == 1
+    assert looks(lane) == looks(changed) == 1
+    for number in range(2 * MOST_KNOWN):
+        looks(
+            dataclasses.replace(
+                lane, sequences=[*range(2 + number)], keys=["d"] * (2 + number), weight=np.ones(2 + number)
+            )
+        )
+        assert len(planner._known) <= MOST_KNOWN
     planner.renew()
     assert looks(lane) == 1
 
