@@ -1,7 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-PIP := $(BIN)/pip install --quiet --constraint constraints.txt
+# Only what is imported is compiled, when it is.
+PIP := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 NEWEST := .venv-newest/bin
 
 .PHONY: install demo test test-fast test-newest check format protos lint test-long web-test clients screenshots site faults faults-long broken wire-law mutants reference clean
@@ -29,7 +30,7 @@ everyday = $(1) -m pytest -q -m "not slow" -n 2 --dist loadfile --cache-clear $(
 	echo "==== $$failed failed beside others; up to 20 are run again alone" && test $$failed -le 20 && \
 	$(1) -m pytest -q -m "not slow" -n 0 --last-failed --last-failed-no-failures none $(2); }
 
-test: install check
+test: lint
 	$(call everyday,$(BIN)/python,$(UNITS))
 	$(call everyday,$(BIN)/python,$(addprefix --ignore=,$(UNITS) tests/web))
 	@echo "left out: tests/web, which needs a browser (make web-test), and what takes minutes (make test-long)"
@@ -95,9 +96,12 @@ mutants: install
 faults-long: install
 	PYTHONPATH=.:tests $(BIN)/python -m faults --long
 
-check: install
+lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# `make test` looks at types beside its other tests.
+check: lint
 	$(BIN)/mypy
 
 # Puts the code into the form that `check` wants, where that can be done without thinking.

@@ -284,12 +284,8 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(monkeypatch: pyt
         assert looks(lane) == looks(changed) == 0  # one came and went: what is known of either is known still
     planner.learn(_drafted(enough))
     assert looks(lane) == looks(changed) == 1
-    for number in range(2 * MOST_KNOWN):
-        looks(
-            dataclasses.replace(
-                lane, sequences=[*range(2 + number)], keys=["d"] * (2 + number), weight=np.ones(2 + number)
-            )
-        )
+    for count in range(1, 2 * MOST_KNOWN):
+        looks(PlannedLane([*range(count)], ["d"] * count, np.ones(count), 500.0))
         assert len(planner._known) <= MOST_KNOWN
     planner.renew()
     assert looks(lane) == 1
