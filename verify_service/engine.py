@@ -76,8 +76,7 @@ class VerifyEngine(EngineCore):
         rotation = self._runner.rotation
         return salt if rotation is None else f"{salt}\0{rotation.of(prompt_len)}"  # keys turned otherwise are of no use
 
-    def compile(self, constraint: Constraint, salt: str) -> Future[Grammar]:
-        """The form of an answer, compiled on another thread; see `Engine`."""
+    def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
         return self._grammars.compile(constraint, salt)
 
     def first_token(self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None) -> int | Refusal:

@@ -68,8 +68,8 @@ class EngineCore(ABC):
         self._ride_along = config.step_prefill_tokens or RIDE_ALONG.get(str(self.device).partition(":")[0], 512)
 
     @abstractmethod
-    def compile(self, constraint: Constraint, salt: str) -> Future[Grammar]:
-        """Soon, and on another thread: the grammar, GrammarRefused or GrammarFailed.
+    def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
+        """Soon, and on another thread: the grammar, or why there is none.
 
         salt: it is given again among equals, as computed prefixes are. TENANT/WORD, or without a tenant any word.
         """

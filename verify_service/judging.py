@@ -41,7 +41,7 @@ def matcher_of(state: CachedSequence, grammar: Grammar | None) -> Matcher | Refu
         return None
     if grammar is None:
         return invalid("constraint: nobody compiled it")
-    matcher = grammar.matcher()
+    matcher = grammar()
     try:
         matcher.accept(state.token_ids[state.given :])
     except ValueError as error:

@@ -15,7 +15,6 @@ from dspark.rounds.control import Admission, Started
 from dspark.types import Cursor, Refusal, ScoredToken, scores_problem
 from verify_service.batch_runner import Grammar, PromptPrefill
 from verify_service.engine_core import EngineCore
-from verify_service.grammars.grammars import GrammarFailed, GrammarRefused, GrammarUnsupported
 from verify_service.sequences import failed, invalid
 from verify_service.under_way import UnderWay
 
@@ -39,7 +38,7 @@ class _Prompt:
     admission: Admission
     began: float
     spared: int
-    grammar: Future[Grammar] | None  # of the form that is asked for
+    grammar: Future[Grammar | Refusal] | None  # of the form that is asked for
     ran: bool = False  # and waits for its grammar
 
 
@@ -120,7 +119,7 @@ class Prompts:
                 yield from self._ended(news.prefill, news.problem)
         for key, prompt in list(self._waiting.items()):
             grammar = prompt.grammar
-            if grammar is not None and grammar.done() and (prompt.ran or grammar.exception() is not None):
+            if grammar is not None and grammar.done() and (prompt.ran or isinstance(grammar.result(), Refusal)):
                 yield self._begin_answer(*key, self._waiting.pop(key), None)
 
     def _ended(self, prefill: PromptPrefill, problem: Refusal | None) -> Iterator[Began]:
@@ -136,15 +135,11 @@ class Prompts:
     def _begin_answer(self, sequence: int, epoch: int, prompt: _Prompt, problem: Refusal | None) -> Began:
         spent = time.monotonic() - prompt.began
         anchor: int | Refusal
+        grammar = None if problem is not None or prompt.grammar is None else prompt.grammar.result()  # it is there
+        if isinstance(grammar, Refusal):
+            problem, grammar = Refusal(grammar.reason, f"constraint: {grammar.message}"), None
         try:
-            grammar = prompt.grammar.result(timeout=0) if prompt.grammar is not None else None
             anchor = problem or self._engine.first_token(sequence, epoch=epoch, grammar=grammar)
-        except GrammarUnsupported as missing:
-            anchor = invalid(f"constraint: unsupported: {missing}")
-        except GrammarRefused as refused:
-            anchor = invalid(f"constraint: {refused}")
-        except GrammarFailed as fault:
-            anchor = Refusal(fault.reason, f"constraint: {fault}")
         except Exception as error:  # a bug at one prompt: the others do not notice
             anchor = failed(sequence, error)
         if isinstance(anchor, Refusal):

@@ -27,7 +27,6 @@ from verify_service.batch_runner import Grammar, PromptChunk, RuleSaw
 from verify_service.config import KV_TOKENS, VerifyConfig
 from verify_service.drafts import unsound
 from verify_service.engine_core import EngineCore
-from verify_service.grammars.grammars import GrammarUnsupported
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.sequences import CachedSequence, VerifyItem, invalid, unknown
 
@@ -218,10 +217,10 @@ class SyntheticVerifyEngine(EngineCore):
             return invalid("sampling.logprobs: a synthetic target has none")
         return None if scores is None else invalid("prompt_logprobs: a synthetic target has none")
 
-    def compile(self, constraint: Constraint, salt: str) -> Future[Grammar]:
+    def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
         """Nothing here is text."""
-        future: Future[Grammar] = Future()
-        future.set_exception(GrammarUnsupported("the target is synthetic and has no tokenizer"))
+        future: Future[Grammar | Refusal] = Future()
+        future.set_result(invalid("unsupported: the target is synthetic and has no tokenizer"))
         return future
 
     def first_token(self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None) -> int | Refusal:

@@ -61,7 +61,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 def mask_s(grammar: Grammar, ids: list[int], vocab: int) -> list[float]:
     """Seconds of processor time a slot, along an answer, rounds of `SLOTS` slots and a bonus."""
-    matcher, costs = grammar.matcher(), []
+    matcher, costs = grammar(), []
     for at in range(0, len(ids), SLOTS):
         drafted = ids[at : at + SLOTS]
         logits = torch.zeros(len(drafted) + 1, vocab)

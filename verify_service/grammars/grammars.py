@@ -21,16 +21,18 @@ import weakref
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dspark.runtime.process import usable
 from dspark.token_bytes import FILE
-from dspark.types import Constraint, RefusalReason
+from dspark.types import Constraint, Refusal, RefusalReason
 from verify_service.batch_runner import Grammar
 from verify_service.grammars.compiling import compiled, make_compiler
 from verify_service.grammars.matcher import GrammarMatcher
+from verify_service.sequences import invalid
 
 AT_ONCE = max(min(4, (len(usable()) or os.cpu_count() or 1) // 2), 1)  # grammars that are being compiled: others serve
 MAX_WAITING, MAX_OF_ONE = 256, 64  # grammars of all tenants and of one
@@ -41,41 +43,14 @@ CPU_S = 0.5  # of one grammar
 CROWDED_S = 0.1  # of one while more of its tenant wait
 WALL_S = 0.75  # from when it is asked for until it has been tried: its client is told within a second
 TOO_MUCH = "it takes too long or too much memory to compile"
-BUSY = "no time was left to compile the form of its answer"
+BUSY = Refusal(RefusalReason.BUSY, "no time was left to compile the form of its answer")
 _START_S = 60.0  # for the compiler's process to answer its first request on a busy machine
-
-
-class GrammarRefused(Exception):
-    """Why a constraint cannot be kept, in one sentence for its client."""
-
-
-class GrammarUnsupported(GrammarRefused):
-    """No constraint can be kept at this target."""
-
-
-class GrammarFailed(Exception):
-    """Why a constraint was not looked at, which is no fault of it: reason says what may become of its request."""
-
-    def __init__(self, reason: RefusalReason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-class CompiledGrammar(NamedTuple):
-    """Keeps `Grammar`."""
-
-    compiled: Any
-    stop_ids: Sequence[int]
-
-    def matcher(self) -> GrammarMatcher:
-        """At the beginning of an answer."""
-        return GrammarMatcher(self.compiled, self.stop_ids)
 
 
 class _CompileJob(NamedTuple):
     key: bytes
     constraint: Constraint
-    future: Future[Grammar]
+    future: Future[Grammar | Refusal]
     until: float  # by the clock of `time.monotonic`
 
 
@@ -84,7 +59,7 @@ class Grammars:
 
     def __init__(self, folder: Path, vocab_size: int, stop_ids: Sequence[int]) -> None:
         self._folder, self._vocab_size, self._stop_ids = folder, vocab_size, stop_ids
-        self._kept: OrderedDict[bytes, tuple[Future[Grammar], int]] = OrderedDict()  # by what `_key` makes
+        self._kept: OrderedDict[bytes, tuple[Future[Grammar | Refusal], int]] = OrderedDict()  # by what `_key` makes
         self._lines: dict[str, deque[_CompileJob]] = {}  # by tenant, first who had a turn longest ago
         self._in_work: Counter[str] = Counter()  # by tenant
         self._lock = threading.Lock()
@@ -97,17 +72,17 @@ class Grammars:
         self._let_go: Callable[[], object] = lambda: None  # of the process
         self._compiler: Any = None
 
-    def compile(self, constraint: Constraint, salt: str) -> Future[Grammar]:
-        """The grammar, GrammarRefused or GrammarFailed; soon. salt: for requests of which alone it is kept."""
+    def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
+        """The grammar, or why there is none; soon. salt: for requests of which alone it is kept."""
         key = _key(salt, constraint)
         tenant = salt.partition("/")[0] if "/" in salt else ""  # who may choose any salt, and has one turn
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key][0]
-            future: Future[Grammar] = Future()
+            future: Future[Grammar | Refusal] = Future()
             if self._waiting >= MAX_WAITING or len(self._lines.get(tenant, ())) >= MAX_OF_ONE:
-                future.set_exception(GrammarFailed(RefusalReason.BUSY, BUSY))
+                future.set_result(BUSY)
                 return future
             self._waiting += 1
             self._kept[key] = (future, 0)
@@ -134,39 +109,34 @@ class Grammars:
 
     def _make(self, job: _CompileJob, cpu_s: float) -> None:
         key, constraint, future, until = job
-        size, keeps = _REFUSED_BYTES, True
         try:
-            if (missing := _missing(self._folder, self._stop_ids)) is not None:
-                raise GrammarUnsupported(missing)
-            compiler = self._started()
-            if (left := until - time.monotonic()) <= 0:
-                raise GrammarFailed(RefusalReason.BUSY, BUSY)
-            answer = self._ask(constraint, cpu_s, min(left, WALL_S))
-            if answer is None or (not answer and cpu_s < CPU_S):
-                raise GrammarFailed(RefusalReason.BUSY, BUSY)
-            if answer[:2] == b"er":
-                raise ChildProcessError(answer[2:].decode())
-            if answer[:2] != b"ok":
-                raise GrammarRefused(answer[2:].decode() or TOO_MUCH)
-            size += int(answer[2:])
-            result: Grammar | Exception = CompiledGrammar(compiled(compiler, constraint), self._stop_ids)
-        except GrammarRefused as refused:
-            result = refused
-        except GrammarFailed as failed:
-            result, keeps = failed, False
-        except Exception as error:  # no fault of the grammar: it may be tried again
-            result, keeps = GrammarFailed(RefusalReason.INTERNAL, f"its compiler failed: {error}"), False
+            result, size = self._made(constraint, cpu_s, until)
+        except Exception as error:
+            result, size = Refusal(RefusalReason.INTERNAL, f"its compiler failed: {error}"), 0
         with self._lock:
             self._waiting -= 1
-            if keeps:
-                self._kept[key] = (future, size)
-                self._forget()
+            if isinstance(result, Refusal) and result.reason is not RefusalReason.INVALID:
+                del self._kept[key]  # no fault of the grammar: it may be tried again
             else:
-                self._kept.pop(key, None)
-        if isinstance(result, Exception):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
+                self._kept[key] = (future, size + _REFUSED_BYTES)
+                self._forget()
+        future.set_result(result)
+
+    def _made(self, constraint: Constraint, cpu_s: float, until: float) -> tuple[Grammar | Refusal, int]:
+        """(the grammar, its bytes), or why there is none. Raises what is no fault of it."""
+        if (missing := _missing(self._folder, self._stop_ids)) is not None:
+            return invalid(f"unsupported: {missing}"), 0
+        compiler = self._started()
+        left = until - time.monotonic()
+        answer = self._ask(constraint, cpu_s, min(left, WALL_S)) if left > 0 else None
+        if answer is None or (not answer and cpu_s < CPU_S):
+            return BUSY, 0
+        kind, said = answer[:2], answer[2:].decode()
+        if kind == b"er":
+            raise ChildProcessError(said)
+        if kind != b"ok":
+            return invalid(said or TOO_MUCH), 0
+        return partial(GrammarMatcher, compiled(compiler, constraint), self._stop_ids), int(said)
 
     def _forget(self) -> None:
         """What was asked for longest ago, down to the bounds."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from typing import Any
 
 import pytest
 import xgrammar
-from fitting import TARGET, VOCAB, fits, of
+from fitting import TARGET, VOCAB, fits, of, refused
 
 from dspark.token_bytes import read_token_bytes
 from dspark.types import Constraint, ConstraintKind
 from verify_service.grammars.compiling import checked, compiled
-from verify_service.grammars.grammars import CompiledGrammar, GrammarRefused, Grammars
+from verify_service.grammars.grammars import Grammars
+from verify_service.grammars.matcher import GrammarMatcher
 
 KIND = ConstraintKind
 NODE = {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}, "required": ["c"]}
@@ -144,7 +146,7 @@ def test_a_choice_is_written_letter_by_letter() -> None:
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     made = compiled(compiler, Constraint(KIND.CHOICE, json.dumps(['🙂\x7f"\\', "\u2028\x00"])))
     for text in ('🙂\x7f"\\', "\u2028\x00"):
-        matcher = CompiledGrammar(made, [256]).matcher()
+        matcher = GrammarMatcher(made, [256])
         matcher.accept([*text.encode(), 256])
         assert not len(matcher.masks(())), "it is over"
 
@@ -153,7 +155,7 @@ def test_no_answer_has_half_a_character_or_a_token_beyond_the_vocabulary(capfd: 
     info = xgrammar.TokenizerInfo([bytes([byte]) for byte in range(256)], vocab_size=257, stop_token_ids=[256])
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     for form in (Constraint(KIND.JSON_SCHEMA, text()), Constraint(KIND.REGEX, '"[^a]|"[b-\uffff]')):
-        matcher = CompiledGrammar(checked(compiled(compiler, form)), [256]).matcher()
+        matcher = GrammarMatcher(checked(compiled(compiler, form)), [256])
         matcher.accept(b'"\xed')
         assert not any(matcher.masks(())[0, byte // 32] >> byte % 32 & 1 for byte in range(0xA0, 0xC0))
     assert "out of range" not in capfd.readouterr().err
@@ -250,8 +252,7 @@ def test_a_pattern_is_written_as_json_writes_it(piece: str, more: str, grammars:
 def test_a_schema_of_which_something_would_be_left_out_is_refused(
     schema: dict[str, Any], named: str, grammars: Grammars
 ) -> None:
-    with pytest.raises(GrammarRefused, match=named):
-        of(grammars.compile(Constraint(KIND.JSON_SCHEMA, json.dumps(schema)), ""))
+    assert re.search(named, refused(grammars.compile(Constraint(KIND.JSON_SCHEMA, json.dumps(schema)), "")))
 
 
 @pytest.mark.parametrize(
@@ -284,14 +285,12 @@ def test_a_schema_that_is_kept_whole_is_served(schema: dict[str, Any], grammars:
     "text", ["[]", "[^]a]", r"\01", r"[\01]", "(a", "a)", "[b-a]", r"[a\B]", r"[^\s\S]", r"\bfoo", "(?i)a"]
 )
 def test_an_expression_that_is_not_read_alike_by_all_is_refused(text: str, grammars: Grammars) -> None:
-    with pytest.raises(GrammarRefused, match=r"supported|balanced"):
-        of(grammars.compile(Constraint(KIND.REGEX, text), ""))
+    assert re.search(r"supported|balanced", refused(grammars.compile(Constraint(KIND.REGEX, text), "")))
 
 
 @pytest.mark.parametrize("text", ['root ::= root "a"', "root ::= s\ns ::= s s"])
 def test_rules_that_lead_nowhere_are_refused(text: str, grammars: Grammars) -> None:
-    with pytest.raises(GrammarRefused, match="no answer"):
-        of(grammars.compile(Constraint(KIND.GRAMMAR, text), ""))
+    assert re.search("no answer", refused(grammars.compile(Constraint(KIND.GRAMMAR, text), "")))
 
 
 @pytest.mark.parametrize(
@@ -303,8 +302,7 @@ def test_rules_that_lead_nowhere_are_refused(text: str, grammars: Grammars) -> N
     ],
 )
 def test_a_grammar_of_which_no_answer_ends_is_refused(text: str, grammars: Grammars) -> None:
-    with pytest.raises(GrammarRefused, match="no answer ever ends"):
-        of(grammars.compile(Constraint(KIND.GRAMMAR, text), ""))
+    assert re.search("no answer ever ends", refused(grammars.compile(Constraint(KIND.GRAMMAR, text), "")))
 
 
 @pytest.mark.parametrize(
@@ -326,7 +324,7 @@ def test_a_value_that_never_ends_is_not_begun(schema: dict[str, Any], grammars: 
     constraint = Constraint(KIND.JSON_SCHEMA, json.dumps({"$defs": {"n": NODE}, **schema}))
     assert fits(grammars, tokenizer, constraint, "{}")
     with pytest.raises(ValueError, match="does not continue"):
-        of(grammars.compile(constraint, "")).matcher().accept(tokenizer.encode('{"a": {"c"').ids)
+        of(grammars.compile(constraint, ""))().accept(tokenizer.encode('{"a": {"c"').ids)
 
 
 @pytest.mark.parametrize(
@@ -338,5 +336,4 @@ def test_a_value_that_never_ends_is_not_begun(schema: dict[str, Any], grammars: 
     ],
 )
 def test_half_a_character_is_refused_by_name(kind: ConstraintKind, form: Any, grammars: Grammars) -> None:
-    with pytest.raises(GrammarRefused, match="ud83d is a lone surrogate"):
-        of(grammars.compile(Constraint(kind, json.dumps(form)), ""))
+    assert re.search("ud83d is a lone surrogate", refused(grammars.compile(Constraint(kind, json.dumps(form)), "")))

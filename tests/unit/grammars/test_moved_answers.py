@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_steps import line_up, run_all
+from fitting import of
 
 from dspark.types import NO_Q, Constraint, ConstraintKind, Cursor, Refusal, Rule, SamplingParams, SparseQ, Verdict
 from verify_service.config import VerifyConfig
@@ -43,7 +44,7 @@ def begin(engine: VerifyEngine, params: SamplingParams, tokens: list[int], epoch
     line_up(engine, number, tokens, params=params, epoch=epoch, longest=3 + LONGEST + 8, keep=False)
     run_all(engine)
     assert params.constraint is not None
-    return engine.first_token(number, epoch=epoch, grammar=engine.compile(params.constraint, "").result(60))
+    return engine.first_token(number, epoch=epoch, grammar=of(engine.compile(params.constraint, "")))
 
 
 def said(engine: VerifyEngine, params: SamplingParams, moves_at: set[int], slots: int) -> list[int]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import xgrammar
 
 from dspark.types import Constraint, ConstraintKind, Refusal, RefusalReason, SamplingParams
-from verify_service.batch_runner import TooSlow
+from verify_service.batch_runner import Grammar, TooSlow
 from verify_service.grammars.compiling import compiled
-from verify_service.grammars.grammars import CompiledGrammar
 from verify_service.grammars.matcher import GrammarMatcher
 from verify_service.judging import masks_of, matcher_of, unready
 from verify_service.sequences import CachedSequence, VerifyItem
@@ -23,10 +23,10 @@ AMBIGUOUS = Constraint(ConstraintKind.GRAMMAR, 'root ::= s\ns ::= s s | "a" | "a
 PLAIN = Constraint(ConstraintKind.REGEX, "a+")
 
 
-def grammar(constraint: Constraint) -> CompiledGrammar:
+def grammar(constraint: Constraint) -> Grammar:
     info = xgrammar.TokenizerInfo(WORDS, vocab_size=len(WORDS), stop_token_ids=[END])
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-    return CompiledGrammar(compiled(compiler, constraint), [END])
+    return partial(GrammarMatcher, compiled(compiler, constraint), [END])
 
 
 def state(constraint: Constraint, answer: list[int]) -> CachedSequence:
@@ -36,7 +36,7 @@ def state(constraint: Constraint, answer: list[int]) -> CachedSequence:
 def rounds(constraint: Constraint, most: int) -> int:
     """Blocks of ones that are all kept, until the answer is refused."""
     one = state(constraint, [])
-    one.matcher = grammar(constraint).matcher()
+    one.matcher = grammar(constraint)()
     for count in range(most):
         if isinstance(unready(one), Refusal):
             return count
@@ -78,7 +78,7 @@ def computes() -> None:
 
 
 def hindered(name: str, takes: Callable[[], None], calls: int, drafted: int = 1) -> GrammarMatcher:
-    matcher = grammar(PLAIN).matcher()
+    matcher = grammar(PLAIN)()
     matcher._matcher = Hindered(matcher._matcher, name, takes)
     for _ in range(calls):
         matcher.masks([0] * drafted)
