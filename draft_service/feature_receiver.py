@@ -6,18 +6,23 @@ Chunks that arrive while the device is busy go in together, in one job; rounds g
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
 
 from draft_service.engine_core import DraftEngineCore
 from draft_service.interface import Rows
-from dspark.errors import Overloaded
+from dspark.errors import Overloaded, Unavailable
 from dspark.runtime.device_worker import DeviceWorker
-from dspark.types import Refusal
+from dspark.types import Refusal, RefusalReason
+
+log = structlog.get_logger("dspark.feature_sink")
 
 JOB_ROWS = 2048  # rows of one device job
 QUEUE_ROWS = 1 << 18  # rows that may wait for the device
 
 Outcome = int | Refusal  # the watermark afterwards, or why the run was dropped
-Chunk = tuple[list[Rows], asyncio.Future[list[Outcome]]]
+Settle = Callable[[Sequence[Outcome]], None]
 
 
 class FeatureReceiver:
@@ -26,30 +31,27 @@ class FeatureReceiver:
     def __init__(self, engine: DraftEngineCore, device: DeviceWorker) -> None:
         self._engine = engine
         self._device = device
-        self._waiting: list[Chunk] = []
+        self._waiting: list[tuple[Sequence[Rows], Settle]] = []
         self._rows = 0
         self._work: asyncio.Task[None] | None = None
 
-    def put(self, runs: list[Rows]) -> asyncio.Future[list[Outcome]]:
-        """Queues the runs of one chunk; the future tells what became of each. Raises Overloaded."""
+    def put(self, runs: Sequence[Rows], settle: Settle) -> None:
+        """Queues the runs of one chunk. settle: is told once what became of each."""
         count = _count(runs)
         if self._rows + count > QUEUE_ROWS:
-            raise Overloaded(f"{self._rows} feature rows wait for the device", retry_after_s=0.1)
-        future: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+            full = Refusal(RefusalReason.NO_PAGES, f"{self._rows} feature rows wait for the device")
+            settle([full] * len(runs))
+            return
         self._rows += count
-        self._waiting.append((runs, future))
+        self._waiting.append((runs, settle))
         if self._work is None:
             self._work = asyncio.create_task(self._ingest())
-        return future
 
     async def close(self) -> None:
-        """Stops; whoever waits is told so."""
+        """Stops; the streams are over, and nobody is there to be told."""
         if self._work is not None:
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
-        for _, future in self._waiting:
-            future.cancel()
-        self._waiting.clear()
 
     async def _ingest(self) -> None:
         try:
@@ -59,25 +61,23 @@ class FeatureReceiver:
                     taken, rows = taken + 1, rows + more
                 chunks, self._waiting[:taken] = self._waiting[:taken], []
                 self._rows -= rows
-                await self._run(chunks)
+                outcomes = await self._outcomes([run for runs, _ in chunks for run in runs])
+                for runs, settle in chunks:
+                    settle(outcomes[: len(runs)])
+                    outcomes = outcomes[len(runs) :]
         finally:
             self._work = None
 
-    async def _run(self, chunks: list[Chunk]) -> None:
-        runs = [run for its, _ in chunks for run in its]
+    async def _outcomes(self, runs: Sequence[Rows]) -> list[Outcome]:
         try:
-            outcomes = await self._device.run(self._engine.ingest_many, runs)
-        except Exception as error:  # each chunk's stream decides what to do about it
-            for _, future in chunks:
-                if not future.done():
-                    future.set_exception(error)
-            return
-        at = 0
-        for its, future in chunks:
-            if not future.done():
-                future.set_result(outcomes[at : at + len(its)])
-            at += len(its)
+            return await self._device.run(self._engine.ingest_many, runs)
+        except (Overloaded, Unavailable) as error:
+            refusal = Refusal(RefusalReason.NO_PAGES, str(error))
+        except Exception as error:
+            log.error("feature_sink.failed", exc_info=error)
+            refusal = Refusal(RefusalReason.INTERNAL, "a bug; see the drafter's log")
+        return [refusal] * len(runs)
 
 
-def _count(runs: list[Rows]) -> int:
+def _count(runs: Sequence[Rows]) -> int:
     return sum(len(run.rows) for run in runs)

@@ -7,24 +7,21 @@ were never opened are dropped and counted too: room is given by Open alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import grpc
-import structlog
 
 from draft_service.engine_core import DraftEngineCore
 from draft_service.feature_receiver import FeatureReceiver, Outcome
 from draft_service.interface import Rows, number_here
-from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
+from dspark.errors import InvalidRequest, PeerError
 from dspark.runtime.channel import MAX_MESSAGE
 from dspark.runtime.wire_limits import KIB, Bounds, Read
 from dspark.runtime.worker import Worker
 from dspark.types import Refusal, RefusalReason
 from dspark.wire import codec
 from dspark.wire.v1 import features_pb2, features_pb2_grpc
-
-log = structlog.get_logger("dspark.feature_sink")
 
 NAME = "dspark.wire.v1.Features"
 MAX_ROWS = 4096  # of one chunk
@@ -95,31 +92,11 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
         read = self._read(chunk)
         if isinstance(read, Refusal):
             taken.finish(self._settle(chunk, [read] * max(len(chunk.runs), 1), taken))
-            return
-        try:
-            future = self._arrivals.put(read)
-        except Overloaded as error:
-            refusal = Refusal(RefusalReason.NO_PAGES, str(error))
-            taken.finish(self._settle(chunk, [refusal] * len(chunk.runs), taken))
-            return
-
-        def settled(done: asyncio.Future[list[Outcome]]) -> None:
-            outcomes: list[Outcome]
-            if done.cancelled():
-                outcomes = [Refusal(RefusalReason.INTERNAL, "the drafter is shutting down")] * len(chunk.runs)
-            elif isinstance(error := done.exception(), (Overloaded, Unavailable)):
-                outcomes = [Refusal(RefusalReason.NO_PAGES, str(error))] * len(chunk.runs)
-            elif error is not None:
-                log.error("feature_sink.failed", exc_info=error)
-                outcomes = [Refusal(RefusalReason.INTERNAL, "a bug; see the drafter's log")] * len(chunk.runs)
-            else:
-                outcomes = done.result()
-            taken.finish(self._settle(chunk, outcomes, taken))
-
-        future.add_done_callback(settled)
+        else:
+            self._arrivals.put(read, lambda outcomes: taken.finish(self._settle(chunk, outcomes, taken)))
 
     def _settle(
-        self, chunk: features_pb2.FeatureChunk, outcomes: list[Outcome], taken: _Taken
+        self, chunk: features_pb2.FeatureChunk, outcomes: Sequence[Outcome], taken: _Taken
     ) -> list[features_pb2.FeatureRefusal]:
         """Counts what became of each run and notes the watermarks; says what was refused."""
         refusals: list[features_pb2.FeatureRefusal] = []

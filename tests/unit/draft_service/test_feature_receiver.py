@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import cast
 
-import pytest
-
 from draft_service.engine_core import DraftEngineCore
-from draft_service.feature_receiver import FeatureReceiver, Outcome
+from draft_service.feature_receiver import QUEUE_ROWS, FeatureReceiver, Outcome
 from draft_service.interface import Rows
-from dspark.errors import Overloaded
 from dspark.runtime.device_worker import DeviceWorker
+from dspark.types import Refusal, RefusalReason
 
 
 class Taking:
-    """An engine that takes everything."""
+    """An engine that takes everything below a position."""
 
     def ingest_many(self, runs: Sequence[Rows]) -> list[Outcome]:
+        if any(run.start > 1000 for run in runs):
+            raise RuntimeError("a bug")
         return [run.start + len(run.rows) for run in runs]
 
 
-async def test_a_full_device_refuses_rows_and_takes_the_next_ones() -> None:
+def rows(start: int = 0, count: int = 100) -> list[Rows]:
+    return [Rows(1, 1, start, [0] * count, [0] * count)]
+
+
+async def became(arrivals: FeatureReceiver, runs: list[Rows]) -> Outcome:
+    told: asyncio.Future[Sequence[Outcome]] = asyncio.get_running_loop().create_future()
+    arrivals.put(runs, told.set_result)
+    (outcome,) = await told
+    return outcome
+
+
+async def test_what_cannot_be_taken_is_refused_and_the_next_rows_are_taken() -> None:
     device = DeviceWorker("draft", limit=0)
     arrivals = FeatureReceiver(cast("DraftEngineCore", Taking()), device)
-    with pytest.raises(Overloaded):
-        await arrivals.put([Rows(1, 1, 0, [0] * 100, [0] * 100)])
-    device._limit = 8
-    assert await arrivals.put([Rows(1, 1, 0, [0] * 100, [0] * 100)]) == [100]
+    for runs, why in (
+        (rows(), RefusalReason.NO_PAGES),  # the device is full
+        (rows(count=QUEUE_ROWS + 1), RefusalReason.NO_PAGES),
+        (rows(start=2000), RefusalReason.INTERNAL),
+    ):
+        outcome = await became(arrivals, runs)
+        assert isinstance(outcome, Refusal)
+        assert outcome.reason is why
+        device._limit = 8
+    assert await asyncio.gather(became(arrivals, rows()), became(arrivals, rows(100))) == [100, 200]
     await arrivals.close()
     device.close()
