@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-import structlog
-
 from draft_service import feature_sink, rounds, service
 from draft_service.config import DraftConfig
 from draft_service.drafting import Drafting
@@ -25,29 +23,12 @@ from dspark.runtime.wire_limits import reading
 from dspark.runtime.worker import Services, Worker, WorkerProcess, check_worker, start_worker
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc
 
-log = structlog.get_logger("dspark.draft")
-
 
 async def start(config: DraftConfig, *, name: str = "draft/0") -> WorkerProcess[DraftEngineCore]:
     """Loads and measures the drafter on the device thread, then serves."""
     check(config)
     model = config.target or config.drafter
-    load = partial(_load, config)
-    process = await start_worker("draft", config, name=name, model=model, load=load, services=_services)
-    engine = process.engine
-    log.info(
-        "draft.serving",
-        name=name,
-        endpoint=process.endpoint,
-        model=engine.config.drafter,
-        device=str(engine.device),
-        dtype=engine.dtype,
-        pages=engine.held.pages_total,
-        metrics_port=process.shell.metrics_port,
-        projection=engine.projection,
-        calibrated=engine.calibrated,
-    )
-    return process
+    return await start_worker("draft", config, name=name, model=model, load=partial(_load, config), services=_services)
 
 
 def _services(worker: Worker[DraftEngineCore]) -> Services:
@@ -65,7 +46,7 @@ def _services(worker: Worker[DraftEngineCore]) -> Services:
     config = worker.engine.config
     if config.rounds_port is not None:
         bind = join_endpoint(split_endpoint(config.bind)[0], config.rounds_port)
-        own_port = RoundsServer(bind, worker.security, read_rounds, open_rounds)
+        own_port = RoundsServer(bind, worker.security, worker.metrics, read_rounds, open_rounds)
     sink = FeatureSink(worker, arrivals)
     chunks = {"Push": reading(features_pb2.FeatureChunk.FromString, feature_sink.BOUNDS)}
 

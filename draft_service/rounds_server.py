@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+import structlog
 
 from draft_service.service import NAME, OpenRounds
 from dspark.errors import Overloaded
@@ -19,8 +20,11 @@ from dspark.runtime import roles
 from dspark.runtime.outbox import MAX_EVENTS
 from dspark.runtime.security import Security
 from dspark.runtime.server import ServerLimits, authorization_in, listen, names_in, server_options, status_of
+from dspark.runtime.telemetry import Metrics
 from dspark.runtime.wire_limits import Read
 from dspark.wire.v1 import draft_pb2
+
+log = structlog.get_logger("dspark.draft")
 
 METHOD = f"/{NAME}/Rounds"
 MAX_STREAMS = 64
@@ -35,10 +39,15 @@ class RoundsServer:
     any thread. Listens from the start."""
 
     def __init__(
-        self, bind: str, security: Security, read: Callable[[bytes], Command], open_rounds: OpenRounds
+        self,
+        bind: str,
+        security: Security,
+        metrics: Metrics,
+        read: Callable[[bytes], Command],
+        open_rounds: OpenRounds,
     ) -> None:
         security.check_bind(bind)
-        self._access, self._open = security.access, open_rounds
+        self._access, self._metrics, self._open = security.access, metrics, open_rounds
         handler = grpc.stream_stream_rpc_method_handler(self._answer, read, Event.SerializeToString)
         self._server = grpc.server(
             ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="rounds"),
@@ -72,10 +81,14 @@ class RoundsServer:
 
         def say(event: Event) -> None:
             nonlocal overrun
-            if overrun:
-                return  # the stream ends as soon as its peer reads, or is gone
-            overrun = ahead.qsize() >= MAX_EVENTS
-            ahead.put(Overloaded("events were not read", retry_after_s=1.0) if overrun else event)
+            if not overrun and ahead.qsize() < MAX_EVENTS:
+                ahead.put(event)
+                return
+            self._metrics.dropped.labels(kind="event", reason="not_read").inc()
+            if not overrun:  # the stream ends as soon as its peer reads, or is gone
+                log.warning("stream.not_read", events=MAX_EVENTS)
+                overrun = True
+                ahead.put(Overloaded("events were not read", retry_after_s=1.0))
 
         def read() -> None:
             end: Exception | None = None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import structlog
-
 from dspark.errors import ConfigError
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.shell import Servicer
@@ -18,30 +16,19 @@ from verify_service.engine_core import EngineCore
 from verify_service.feature_push import FeaturePush
 from verify_service.service import NAME, VerifyService
 
-log = structlog.get_logger("dspark.verify")
-
 
 async def start(config: VerifyConfig, *, name: str = "verify/0") -> WorkerProcess[EngineCore]:
     """Loads, tests and measures the target on the thread of passes, then serves."""
     check(config)
-    load = partial(_load, config)
-    process = await start_worker(
-        "verify", config, name=name, model=config.target, load=load, services=_services, passes=True
-    )
-    engine = process.engine
-    log.info(
-        "verify.serving",
+    return await start_worker(
+        "verify",
+        config,
         name=name,
-        endpoint=process.endpoint,
-        model=engine.config.target,
-        attention_path=engine.attention_path,
-        device=str(engine.device),
-        dtype=engine.dtype,
-        pages=engine.held.pages_total,
-        metrics_port=process.shell.metrics_port,
-        projection=engine.projection or None,
+        model=config.target,
+        load=partial(_load, config),
+        services=_services,
+        passes=True,
     )
-    return process
 
 
 def _services(worker: Worker[EngineCore]) -> Services:

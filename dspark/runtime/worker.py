@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import structlog
+
 from dspark.errors import ConfigError, Overloaded, Unavailable
 from dspark.pages import Held
 from dspark.runtime.cost_store import Curve
@@ -25,6 +27,8 @@ from dspark.runtime.shell import Servicer, Shell, ShellProcess
 from dspark.runtime.telemetry import Metrics
 from dspark.types import RefusalReason
 from dspark.wire import codec
+
+log = structlog.get_logger("dspark.process")
 
 _owners = itertools.count(1)
 _LOOK_S = 0.05  # between looks at what is still held
@@ -46,11 +50,10 @@ class WorkerEngine(Protocol):
     def dtype(self) -> str: ...
 
     @property
+    def projection(self) -> str: ...
+
+    @property
     def held(self) -> Held: ...
-
-    def release(self, sequence: int, epoch: int) -> bool: ...
-
-    def release_owner(self, owner: int) -> int: ...
 
 
 E = TypeVar("E", bound=WorkerEngine)
@@ -137,7 +140,6 @@ class Worker(Generic[E]):
 
     def described(self) -> dict[str, Any]:
         """The fields that the descriptions of both roles have, the load aside."""
-        cost = self.cost
         return {
             "incarnation": self.incarnation,
             "pid": os.getpid(),
@@ -145,17 +147,7 @@ class Worker(Generic[E]):
             "page_size": self.engine.config.page_size,
             "device": str(self.engine.device),
             "dtype": self.engine.dtype,
-            "cost": codec.write_cost(
-                cost.tokens,
-                cost.contexts,
-                cost.seconds,
-                cost.source,
-                sequence_seconds=cost.sequence_seconds,
-                tokens_per_sequence=cost.tokens_per_sequence,
-                borrowed=cost.borrowed,
-            )
-            if cost
-            else None,
+            "cost": codec.write_cost(self.cost) if self.cost else None,
             "draining": self.draining.is_set(),
             "metrics_port": self.shell.metrics_port,
             "warm": self.metrics.value("forward_seconds_count", kind=self.role) > 0,
@@ -240,6 +232,17 @@ async def start_worker(
             each.close()
         await shell.abandon()
         raise
+    log.info(
+        f"{role}.serving",
+        name=name,
+        endpoint=shell.endpoint,
+        model=model or config.engine,
+        device=str(engine.device),
+        dtype=engine.dtype,
+        pages=engine.held.pages_total,
+        metrics_port=shell.metrics_port,
+        projection=engine.projection or None,
+    )
     return WorkerProcess(shell, worker, made)
 
 

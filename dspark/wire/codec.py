@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dspark.errors import PeerError
 from dspark.pages import Held
+from dspark.runtime.cost_store import Curve
 from dspark.types import (
     MAX_BIAS,
     MAX_BIASED,
@@ -207,25 +208,15 @@ def write_load(held: Held, queued: int, busy_s: float = 0.0, wait_s: float = 0.0
     )
 
 
-def write_cost(
-    tokens: npt.NDArray[np.int64],
-    contexts: npt.NDArray[np.int64],
-    seconds: npt.NDArray[np.float64],
-    source: str,
-    *,
-    sequence_seconds: Sequence[float] = (),
-    tokens_per_sequence: int = 0,
-    borrowed: Sequence[int] = (),
-) -> types_pb2.CostCurve:
-    """`seconds` is [tokens, contexts], `sequence_seconds` [contexts] or empty, `borrowed` places in `seconds`."""
+def write_cost(curve: Curve) -> types_pb2.CostCurve:
     return types_pb2.CostCurve(
-        tokens=[int(t) for t in tokens],
-        contexts=[int(c) for c in contexts],
-        seconds=[float(s) for s in seconds.reshape(-1)],
-        source=source,
-        sequence_seconds=sequence_seconds,
-        tokens_per_sequence=tokens_per_sequence,
-        borrowed=borrowed,
+        tokens=curve.tokens.tolist(),
+        contexts=curve.contexts.tolist(),
+        seconds=curve.seconds.ravel().tolist(),
+        source=curve.source,
+        sequence_seconds=curve.sequence_seconds,
+        tokens_per_sequence=curve.tokens_per_sequence,
+        borrowed=curve.borrowed,
     )
 
 

@@ -14,6 +14,7 @@ from draft_service.rounds_server import METHOD, RoundsServer
 from dspark.errors import Overloaded
 from dspark.runtime.outbox import MAX_EVENTS
 from dspark.runtime.security import Security
+from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import draft_pb2
 
 WIDE = draft_pb2.RoundsEvent(blocks=draft_pb2.Blocks(q_probs=bytes(64 << 10)))  # some fill a window
@@ -43,7 +44,8 @@ def test_a_peer_that_reads_nothing_is_kept_a_bounded_number_of_events_and_told_w
         said.put(say)
         return Quiet()
 
-    server = RoundsServer("127.0.0.1:0", Security(), draft_pb2.RoundsCommand.FromString, opened)  # type: ignore[arg-type]
+    metrics, read = Metrics(), draft_pb2.RoundsCommand.FromString
+    server = RoundsServer("127.0.0.1:0", Security(), metrics, read, opened)  # type: ignore[arg-type]
     over = threading.Event()
     try:
         with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -58,11 +60,13 @@ def test_a_peer_that_reads_nothing_is_kept_a_bounded_number_of_events_and_told_w
             for _ in range(3 * MAX_EVENTS):
                 say(WIDE)
             assert _refusals() - before == 1
+            dropped = metrics.value("dropped_total", kind="event", reason="not_read")
             sizes = []
             with pytest.raises(grpc.RpcError) as caught:
                 sizes.extend(call)
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert MAX_EVENTS <= len(sizes) < 2 * MAX_EVENTS
+            assert dropped == 3 * MAX_EVENTS - len(sizes)
     finally:
         over.set()
         server.close()
