@@ -46,8 +46,8 @@ from verify_service.drafters import Drafters
 from verify_service.engine_core import EngineCore
 from verify_service.feature_push import FeaturePush
 from verify_service.prompts import IDLE_S, Began, Prompts
-from verify_service.round_news import RoundNews, Unsaid
-from verify_service.round_passes import NOTHING, RoundPasses, Running, StepJob
+from verify_service.round_news import RoundNews
+from verify_service.round_passes import NOTHING, RoundPasses, Running
 from verify_service.row_feeds import RowFeeds
 from verify_service.under_way import UnderWay
 
@@ -94,7 +94,8 @@ class RoundDriver:
         self._news = RoundNews(worker.device, self._events, self._surely, self._say_news)
         self._drafters = Drafters(worker, self._feeds, self._admitted, self.tell, self.tell_here, self._news)
         self._news.leaving = self._drafters.leaving
-        self._passes = RoundPasses(self._engine, self.rounds, self._drafters, self._admitted, worker.metrics)
+        made = (self.rounds, self._drafters, self._admitted, self._news)
+        self._passes = RoundPasses(self._engine, worker.metrics, *made)
         self._carry: dict[type, Callable[[Any], None]] = {
             Prefill: self._prefill,
             CallBackPrefill: self._call_back,
@@ -207,8 +208,7 @@ class RoundDriver:
             log.error("pass.not_begun", sequences=len(run.rows), exc_info=error)
             self._more.append(PassEnded(run.number, [NOTHING] * len(run.rows)))
             return
-        job = self._computed(running.step, lambda: self._pass_ended(running))
-        self._device.post(job.judge_cohort, self._events)
+        self._compute(running.step, lambda: self._pass_ended(running))
 
     def _pass_ended(self, running: Running) -> Iterable[Told]:
         told = self._passes.ended(running)
@@ -222,7 +222,7 @@ class RoundDriver:
             if news := list(self._prompts.collect()):  # of prompts that cannot
                 self.tell(lambda: self._told_of(news))
             return False
-        self._device.post(self._computed(step, lambda: self._chunk_ended(step)).prefill_next, self._events)
+        self._compute(step, lambda: self._chunk_ended(step))
         return True
 
     def _chunk_ended(self, step: UnderWay) -> Iterable[Told]:
@@ -230,18 +230,24 @@ class RoundDriver:
         self._worker.metrics.forward_seconds.labels(kind="prefill").observe(judged.forward_ns * 1e-9)
         return ()  # what it brought is news
 
-    def _computed(self, step: UnderWay, end: Came) -> StepJob:
-        """A job for the thread of passes."""
+    def _compute(self, step: UnderWay, end: Came) -> None:
         self._under_way += 1
+        self._device.post(partial(self._computed, step, end), self._events)
 
-        def over(bug: Exception | None) -> None:
-            after = partial(self._after, step, end, bug)
-            if self._device.queued:  # the next pass goes first
-                self._worker.device.post(after, self._events)
-            else:
-                self._worker.device.here(after)
-
-        return StepJob(step, over)
+    def _computed(self, step: UnderWay, end: Came) -> None:
+        """On the thread of passes. Raises why nothing of it ran, by which the device's health is judged."""
+        bug = None
+        try:
+            step.run()
+        except Exception as error:
+            bug = error
+        after = partial(self._after, step, end, bug)
+        if self._device.queued:  # the next pass goes first
+            self._worker.device.post(after, self._events)
+        else:
+            self._worker.device.here(after)
+        if (wrong := bug or step.failure) is not None:
+            raise wrong
 
     def _after(self, step: UnderWay, end: Came, bug: Exception | None) -> None:
         """Ends the step whatever happened: what is held for it comes free."""
@@ -263,7 +269,6 @@ class RoundDriver:
         told: list[Told | Plan] = []
         while self._inbox:
             told += self._inbox.popleft()()
-        self._news.add(*self._passes.take_refused())
         now = time.monotonic()
         told += self._told_of(self._prompts.collect()) if len(self._prompts) else ()
         return [*told, *self._drafters.overdue(now), *self._feeds.overdue(now)]
@@ -345,7 +350,7 @@ class RoundDriver:
 
     def _report(self, report: Report) -> None:
         if report.number:
-            self._news.add(Unsaid(partial(self._passes.report, report, self._passes.taken(report.number))))
+            self._news.add(partial(self._passes.report, report, self._passes.taken(report.number)))
             return
         began = self._began.pop(report.rounds[0].sequence)
         logprobs = [began.logprobs] if began.logprobs else []

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from dspark.rounds.control import PassReport, Up
 from dspark.runtime.device_worker import DeviceWorker
@@ -19,10 +18,7 @@ LEAVE_S = 0.004  # after which news wait no longer than to the next turn for ord
 LOOK_S = 0.05  # ... and where no turn comes, about so long
 
 
-class Unsaid(NamedTuple):
-    """News that are made when they are told."""
-
-    made: Callable[[], PassReport]
+Unsaid = Callable[[], PassReport]  # news that are made when they are told
 
 
 class RoundNews:
@@ -76,7 +72,7 @@ class RoundNews:
             return  # it was said in the meantime, or more orders came
         self._saying = False
         news, self._news = self._news, []
-        self._say([each.made() if isinstance(each, Unsaid) else each for each in news])
+        self._say([each() if callable(each) else each for each in news])
 
     def _look(self) -> None:
         """On the event loop: a drafter that hangs takes no order, and a lane that waits for clients has no turn."""

@@ -1,13 +1,13 @@
 """Passes of `RoundLoop` on an engine, and what is reported of them.
 
-On the thread that owns the engine, but for `Running.step.run`. What a pass needs is taken when the loop asks for it:
+On the thread that owns the engine. What a pass needs is taken when the loop asks for it:
 some in it may leave before it has ended.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from dspark.types import NO_Q, Cursor, Refusal, ScoredToken, Verdict
 from verify_service.batch_runner import Judged
 from verify_service.drafters import Drafters, HeldBlock, OutstandingOrder
 from verify_service.engine_core import EngineCore
+from verify_service.round_news import RoundNews
 from verify_service.sequences import VerifyItem, failed
 from verify_service.under_way import UnderWay
 
@@ -49,46 +50,21 @@ class Ran(NamedTuple):
     ended: float
 
 
-class StepJob:
-    """A step on its way through the thread of passes, by the names of the device's jobs. over: is told there at its
-    end what went wrong beside the passes, a bug."""
-
-    def __init__(self, step: UnderWay, over: Callable[[Exception | None], None]) -> None:
-        self._step, self._over = step, over
-
-    def judge_cohort(self) -> None:
-        self._run()
-
-    def prefill_next(self) -> None:
-        self._run()
-
-    def _run(self) -> None:
-        """Raises why nothing of it ran, by which the device's health is judged."""
-        bug = None
-        try:
-            self._step.run()
-        except Exception as error:
-            bug = error
-        self._over(bug)
-        if (wrong := bug or self._step.failure) is not None:
-            raise wrong
-
-
 class RoundPasses:
     """Those of one loop."""
 
     def __init__(
         self,
         engine: EngineCore,
+        metrics: Metrics,
         rounds: RoundLoop,
         drafters: Drafters,
         admitted: dict[int, Admission],
-        metrics: Metrics,
+        news: RoundNews,
     ) -> None:
         self._engine, self._rounds, self._drafters, self._admitted = engine, rounds, drafters, admitted
-        self._metrics = metrics
+        self._metrics, self._news = metrics, news
         self._ran: dict[int, Ran] = {}  # those that ended last, by number
-        self._refused: list[Refused] = []
         self._spans = RoundSpans()
 
     def begin(self, run: RunPass) -> Running:
@@ -99,7 +75,7 @@ class RoundPasses:
                 items.append(self._item(row))
             except Exception as error:
                 why = failed(row.sequence, error)
-                self._refused.append(Refused(row.sequence, row.epoch, why.reason, why.message))
+                self._news.add(Refused(row.sequence, row.epoch, why.reason, why.message))
         cohort, orders = self._rounds.plan.cohort(run.rows[0].sequence), self._drafters.orders
         of = {row.order: orders[row.order] for row in run.rows if row.order in orders}
         return Running(run.number, cohort, run.rows, items, of, self._engine.begin(items))
@@ -127,7 +103,7 @@ class RoundPasses:
         for item, outcome in zip(running.items, judged.outcomes, strict=True):
             sequence = item.cursor.sequence
             if isinstance(outcome, Refusal):
-                self._refused.append(Refused(sequence, item.cursor.epoch, outcome.reason, outcome.message))
+                self._news.add(Refused(sequence, item.cursor.epoch, outcome.reason, outcome.message))
             else:
                 verdicts[sequence] = outcome
                 held = self._drafters.blocks.pop(sequence, None)  # it holds all that came for its order
@@ -155,11 +131,6 @@ class RoundPasses:
             metrics.form_refused_drafts.inc(form.forbidden)
         metrics.forward_seconds.labels(kind="verify").observe(judged.forward_ns * 1e-9)
         metrics.verify_batch_tokens.observe(judged.tokens)
-
-    def take_refused(self) -> list[Refused]:
-        """Who could not be judged, and why, once."""
-        refused, self._refused = self._refused, []
-        return refused
 
     def taken(self, number: int) -> Ran:
         """A pass that has just ended, once."""

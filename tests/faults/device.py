@@ -6,16 +6,24 @@ import asyncio
 import contextlib
 import heapq
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from dspark.errors import Unavailable
 from dspark.runtime.device_worker import DeviceWorker
 from faults.network import Network
+from verify_service.under_way import UnderWay
 
 SECONDS = {"judge_cohort": 0.005, "timed_draft": 0.002, "prefill_next": 0.005, "ingest_many": 0.0002}
 OTHERWISE_S = 0.00002
 
 Seconds = Mapping[str, float | Callable[[Any], float]]  # by a function's name, of what the function says itself
+
+
+def _kind(function: Any) -> str:
+    if isinstance(function, partial) and isinstance(step := function.args[0], UnderWay):
+        return "judge_cohort" if step._items else "prefill_next"
+    return getattr(function, "__name__", "")
 
 
 class SimulatedDevice(DeviceWorker):
@@ -56,7 +64,7 @@ class SimulatedDevice(DeviceWorker):
             _, _, (loop, future, function, args, _) = heapq.heappop(self._jobs)
             if future is not None and future.cancelled():
                 continue
-            takes = self._seconds.get(getattr(function, "__name__", ""), OTHERWISE_S)
+            takes = self._seconds.get(_kind(function), OTHERWISE_S)
             seconds = takes(function) if callable(takes) else takes
             self._working = True  # what the job posts waits until it is over
             self.busy_s += seconds
