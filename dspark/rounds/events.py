@@ -1,7 +1,7 @@
 """What `RoundLoop` is told and what it asks for: plain tuples, without tensors, streams or tokens of a block.
 
-Ids, probabilities and rows of a block stay with whoever drives the loop, who finds them by (order, row). Orders and
-passes have numbers that are never used twice by one loop.
+Ids, probabilities and rows of a block stay with whoever drives the loop, who finds them by order and sequence. Orders
+and passes have numbers that are never used twice by one loop.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class SendOrder(NamedTuple):
 
 
 class PassRow(NamedTuple):
-    """The anchor and the first `prefix` slots of a block; the block is row `row` of order `order`."""
+    """The anchor and the first `prefix` slots of the block that order `order` brought."""
 
     sequence: int
     epoch: int
@@ -186,7 +186,6 @@ class PassRow(NamedTuple):
     committed_len: int
     anchor: int
     order: int
-    row: int
     prefix: int
 
 

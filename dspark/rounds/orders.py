@@ -52,9 +52,9 @@ class Orders:
         """One order for several sequences. Invariant R2: their terms are frozen here."""
         self._last += 1
         rows = []
-        for place, (sequence, terms) in enumerate(asked):
+        for sequence, terms in asked:
             slots = min(terms.slots, sequence.room - 1)
-            sequence.order, sequence.row, sequence.asked = self._last, place, drafter
+            sequence.order, sequence.asked = self._last, drafter
             sequence.terms = terms if slots == terms.slots else terms._replace(slots=slots)
             sequence.ordered_len = sequence.committed_len
             rows.append(

@@ -7,8 +7,7 @@ pages run out the youngest sequence settles.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dspark.rounds.events import PassRow, RunPass
@@ -29,16 +28,8 @@ class KVCache(Protocol):
         ...
 
 
-class MakesRoom(Protocol):
-    def __call__(self, sequence: SequenceState) -> bool:
-        """Lets the youngest go, for a sequence that found no page: whether to ask again at once."""
-        ...
-
-
-@dataclass(slots=True)
-class _Pass:
-    cohort: int
-    rows: Sequence[SequenceState]
+# Lets the youngest go, for a sequence that found no page: whether to ask again at once.
+MakeRoom = Callable[[SequenceState], bool]
 
 
 class Passes:
@@ -46,16 +37,16 @@ class Passes:
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
-        self._running: dict[int, _Pass] = {}
+        self._running: dict[int, tuple[int, Sequence[SequenceState]]] = {}  # (cohort, rows) by number
         self._last = 0
 
     def busy(self, cohort: int, cohorts: int) -> bool:
         """Whether a cohort has to wait for a pass to end. With two, one is queued while the other is run."""
         if cohorts == 1:
             return bool(self._running)
-        return any(each.cohort == cohort for each in self._running.values())
+        return any(its == cohort for its, _ in self._running.values())
 
-    def begin(self, cohort: int, ready: Sequence[SequenceState], make_room: MakesRoom) -> RunPass | None:
+    def begin(self, cohort: int, ready: Sequence[SequenceState], make_room: MakeRoom) -> RunPass | None:
         """Fixes the prefixes of these sequences, and what is run; None when nobody found a page."""
         rows = sorted(ready, key=lambda sequence: sequence.number)
         wanted = prefixes([each.block for each in rows], [each.terms for each in rows])
@@ -67,15 +58,15 @@ class Passes:
         if not taken:
             return None
         self._last += 1
-        self._running[self._last] = _Pass(cohort, taken)
+        self._running[self._last] = (cohort, taken)
         asked = []
         for each in taken:
             each.apply(PASS_BEGAN)
             at = (each.number, each.epoch, each.round, each.committed_len, each.anchor)
-            asked.append(PassRow(*at, each.order, each.row, each.prefix))
+            asked.append(PassRow(*at, each.order, each.prefix))
         return RunPass(self._last, asked)
 
-    def _pages(self, sequence: SequenceState, slots: int, make_room: MakesRoom) -> bool:
+    def _pages(self, sequence: SequenceState, slots: int, make_room: MakeRoom) -> bool:
         while sequence.state is READY:
             given = self._cache.grow(sequence.number, sequence.epoch, sequence.committed_len, slots)
             if given is not None:
@@ -87,8 +78,8 @@ class Passes:
 
     def hold(self, sequence: SequenceState) -> bool:
         """Whether a pass that has not ended holds it."""
-        return any(sequence in each.rows for each in self._running.values())
+        return any(sequence in rows for _, rows in self._running.values())
 
     def ended(self, number: int) -> Sequence[SequenceState]:
         """The rows of a pass, in their order."""
-        return self._running.pop(number).rows
+        return self._running.pop(number)[1]

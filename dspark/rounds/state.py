@@ -108,8 +108,7 @@ class SequenceState:
     starved: bool = False  # waits for somebody to give back pages
     leaving: Why | None = None  # why it settles, if the coordinator did not ask for it
     # Of the round that comes next:
-    order: int = 0  # that is open, and its place in it
-    row: int = 0
+    order: int = 0  # that is open
     asked: int = 0  # who was asked for its block; 0: nobody
     terms: Terms = PLAIN  # frozen when the order is sent
     block: Sequence[float] = ()  # confidences of the drafted slots that may count
@@ -135,7 +134,7 @@ class SequenceState:
     def left_empty(self, why: str) -> None:
         """Its block is empty. An empty block is an ordinary block, and uses up the anchor as any other."""
         self.why_empty, self.ordered_len = why, self.committed_len
-        self.block, self.order, self.row, self.prefix = (), 0, 0, 0
+        self.block, self.order, self.prefix = (), 0, 0
 
     def commit(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Moves the cursor over what a round or the prefill drew; what lies behind the end was never said."""
@@ -145,6 +144,6 @@ class SequenceState:
         self.room -= count
         self.anchor = said[-1] if said else self.anchor
         self.round += 1
-        self.order = self.row = self.asked = self.prefix = 0
+        self.order = self.asked = self.prefix = 0
         self.terms, self.block, self.why_empty = PLAIN, (), ""
         return said
