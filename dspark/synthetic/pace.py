@@ -33,11 +33,10 @@ class Pace:
         return seconds * math.exp(deviation * normal - deviation**2 / 2)
 
     @staticmethod
-    def sleep_until(ends_ns: int) -> int:
-        """Returns the nanoseconds by which `ends_ns` of `perf_counter_ns` was missed."""
+    def sleep_until(ends_ns: int) -> None:
+        """ends_ns: of `perf_counter_ns`."""
         left_s = (ends_ns - time.perf_counter_ns()) * 1e-9
         if left_s > SPIN_S:
             time.sleep(left_s - SPIN_S)
         while time.perf_counter_ns() < ends_ns:
             select.select((), (), (), 0)  # lets other threads in, and is no sleep
-        return time.perf_counter_ns() - ends_ns
