@@ -100,7 +100,7 @@ class Drafters:
         if at.use is not Use.GONE:
             return []
         del self._known[at.drafter]
-        return self._lose(at.drafter, known, "gone") if known.stream is not None else []
+        return self._lose(at.drafter, known, "lost: gone") if known.stream is not None else []
 
     # From the loop.
 
@@ -154,7 +154,7 @@ class Drafters:
         """The loop has given it up."""
         known = self._known.get(drafter)
         if known is not None and known.stream is not None:
-            self._lose(drafter, known, "given up")
+            self._lose(drafter, known, "lost: given up")
 
     def end(self) -> None:
         """Everything is over."""
@@ -183,7 +183,7 @@ class Drafters:
             if known.stream is None:
                 continue
             if not known.version and now >= known.begun + GREETING_S:
-                lost += self._lose(drafter, known, "does not answer")
+                lost += self._lose(drafter, known, "lost: does not answer")
             elif known.version and now >= known.kept + KEEP_S:
                 known.kept = now
                 refs = [types_pb2.SequenceRef(sequence=at[0], epoch=at[1]) for at in known.wanted]
@@ -231,16 +231,16 @@ class Drafters:
         known = self._known.get(drafter)
         if known is None or known.stream is not stream:
             return []  # it was let go before
-        return self._lose(drafter, known, why)
+        return self._lose(drafter, known, f"lost: {why}")
 
-    def _lose(self, drafter: int, known: _KnownPeer, why: str, how: str = "lost") -> list[Told]:
+    def _lose(self, drafter: int, known: _KnownPeer, why: str) -> list[Told]:
         log.warning("drafter.lost", drafter=drafter, endpoint=known.sink.endpoint, reason=why)
         if known.stream is not None:
             known.stream.close()
         known.stream, known.broke = None, time.monotonic()
         self._feeds.forget(drafter)
         self.orders = {at: each for at, each in self.orders.items() if each.came or each.drafter != drafter}
-        return [DrafterLost(drafter, f"{how}: {why}")]
+        return [DrafterLost(drafter, why)]
 
     def _came(self, drafter: int, stream: DrafterStream, event: draft_pb2.RoundsEvent) -> Iterable[Told]:
         known = self._known.get(drafter)
@@ -261,11 +261,8 @@ class Drafters:
                     raise PeerError("event: is empty")
         except PeerError as error:
             self._metrics.dropped.labels(kind="block", reason="malformed").inc()
-            return self._lose_for(drafter, known, error)
+            return self._lose(drafter, known, f"malformed: {error}")
         return ()
-
-    def _lose_for(self, drafter: int, known: _KnownPeer, error: PeerError) -> list[Told]:
-        return self._lose(drafter, known, f"broke the protocol: {error}", "malformed")
 
     def _context(self, drafter: int, known: _KnownPeer, opened: draft_pb2.ContextOpened) -> None:
         key = (opened.sequence, opened.epoch)
@@ -318,7 +315,7 @@ class Drafters:
             try:
                 _count(known, number in whole)
             except PeerError as error:
-                lost += self._lose_for(order.drafter, known, error)
+                lost += self._lose(order.drafter, known, f"malformed: {error}")
         return lost
 
     def _waits(self, asked: OrderRow) -> bool:

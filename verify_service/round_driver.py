@@ -282,6 +282,10 @@ class RoundDriver:
             if not self._more:
                 break
             told, self._more = self._more, []
+        if counts := self.rounds.counts:
+            for what, count in counts.items():
+                self._worker.metrics.dropped.labels(kind="rounds", reason=what.replace(" ", "_")).inc(count)
+            counts.clear()
         self._news.tell()
 
     def _say_news(self, news: Sequence[Up]) -> None:

@@ -104,7 +104,7 @@ STREAMS: list[Mutant] = [
         ),
         (
             "a drafter that is gone keeps its contexts",
-            'return self._lose(at.drafter, known, "gone") if known.stream is not None else []',
+            'return self._lose(at.drafter, known, "lost: gone") if known.stream is not None else []',
             "return []",
             GONE,
         ),

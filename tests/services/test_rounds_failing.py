@@ -521,6 +521,8 @@ async def test_what_comes_late_or_for_nobody_changes_nothing(pair: str) -> None:
         for through in (5000, 0, 1):
             conductor.port.tell([Acknowledged(1, 0, through), Acknowledged(1, 9, 0), Acknowledged(1 << 50, 0, 0)])
         await answered(v, conductor, [answer])
+        reason = "acknowledgement_of_who_is_gone"
+        assert v.metrics.value("dropped_total", kind="rounds", reason=reason) >= 6, "and it is counted"
 
 
 async def test_a_cell_with_tokens_and_certificates(pair: str, tmp_path: Path) -> None:
