@@ -4,7 +4,7 @@ Three stages of attention and mixture, with hyper-connections around both. A blo
 context and all of itself. Its hidden states are taken before the final norm: the confidence head reads them so, and
 `base_logits` norms them.
 
-Symbols: `drafter.py`; N streams, W window, R rotating values of a head.
+Symbols: `drafter.py`, `stage.py`; W window.
 """
 
 from __future__ import annotations
@@ -15,55 +15,21 @@ from torch import Tensor, nn
 from dspark.model.config import DrafterConfig
 from dspark.model.drafter import BlockDrafter
 from dspark.model.family import ContextTokens, Entries, PagedEntries
-from dspark.model.latent import LatentAttention
-from dspark.model.mixture import Mixture
 from dspark.model.products import Product
-from dspark.model.rotary import RMSNorm, RotaryTable
-from dspark.model.streams import HyperConnection, summed_up
-
-
-class Stage(nn.Module):
-    """One layer; tensors carry the names of the checkpoint."""
-
-    hc_attn_fn: Tensor
-    hc_attn_base: Tensor
-    hc_attn_scale: Tensor
-    hc_ffn_fn: Tensor
-    hc_ffn_base: Tensor
-    hc_ffn_scale: Tensor
-
-    def __init__(self, config: DrafterConfig) -> None:
-        super().__init__()
-        self.attn = LatentAttention(config)
-        self.ffn = Mixture(config)
-        self.attn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, late_cast=True)
-        self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, late_cast=True)
-        for part in ("attn", "ffn"):
-            for name, parameter in HyperConnection.parameters(config).items():
-                self.register_parameter(f"hc_{part}_{name}", parameter)
-        self._connect = HyperConnection(config)
-
-    def forward(self, streams: Tensor, context: Tensor, visible: Tensor, angles: Tensor) -> Tensor:
-        """streams [n, q, N, H], keys of the context [n, S, hd] -> [n, q, N, H]."""
-        mixing = self._connect(streams, self.hc_attn_fn, self.hc_attn_base, self.hc_attn_scale)
-        streams = mixing.back(self.attn(self.attn_norm(mixing.summed), context, visible, angles), streams)
-        mixing = self._connect(streams, self.hc_ffn_fn, self.hc_ffn_base, self.hc_ffn_scale)
-        return mixing.back(self.ffn(self.ffn_norm(mixing.summed)), streams)
+from dspark.model.rotary import RotaryTable, rms_norm
+from dspark.model.stage import Stage, exact, summed_up
 
 
 class StagedDrafter(BlockDrafter):
     """Serves and trains as every block drafter does."""
 
     stages: nn.ModuleList
-    hc_head_fn: nn.Parameter
-    hc_head_base: nn.Parameter
-    hc_head_scale: nn.Parameter
 
     def _make_layers(self, config: DrafterConfig) -> None:
         shape = config.stage
         assert shape is not None
         self._shape = shape
-        self.stages = nn.ModuleList(Stage(config) for _ in range(config.num_hidden_layers))
+        self.stages = nn.ModuleList(Stage(config, shape) for _ in range(config.num_hidden_layers))
         self.hc_head_fn = nn.Parameter(torch.empty(shape.streams, shape.streams * config.hidden_size))
         self.hc_head_base = nn.Parameter(torch.empty(shape.streams))
         self.hc_head_scale = nn.Parameter(torch.empty(1))
@@ -120,14 +86,9 @@ class StagedDrafter(BlockDrafter):
         streams = embedded.unsqueeze(-2).expand(-1, -1, self._shape.streams, -1)
         for stage, keys in zip(self._stages(), context, strict=True):
             streams = stage(streams, keys, visible, angles)
-        return summed_up(
-            streams,
-            self.hc_head_fn,
-            self.hc_head_base,
-            self.hc_head_scale,
-            norm_eps=self.config.rms_norm_eps,
-            stream_eps=self._shape.stream_eps,
-        )
+        flat = rms_norm(streams.flatten(-2).float(), None, self.config.rms_norm_eps)
+        weights = torch.sigmoid(exact(flat, self.hc_head_fn) * self.hc_head_scale.float() + self.hc_head_base.float())
+        return summed_up(streams, weights + self._shape.stream_eps)
 
     def base_logits(self, hidden: Tensor) -> Tensor:
         return super().base_logits(self.headed(hidden))
