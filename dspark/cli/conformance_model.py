@@ -18,8 +18,7 @@ from dspark.model.checkpoint import LoadedTarget
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
 from dspark.model.family import Drafter
-from dspark.model.heads import VanillaHead
-from dspark.model.proposals import sureness
+from dspark.model.heads import VanillaHead, sureness
 from dspark.model.target import tapped
 from dspark.model.weights_file import read_file
 from dspark.types import Block, Cursor, SamplingParams

@@ -27,9 +27,8 @@ from torch.utils.checkpoint import checkpoint
 
 from dspark.model.config import DrafterConfig
 from dspark.model.context import FusedFeatures, LastHidden
-from dspark.model.family import ContextTokens, Drafter, Entries, Needs, PagedEntries
+from dspark.model.family import ContextTokens, Drafter, Entries, GrownProposal, Needs, PagedEntries
 from dspark.model.layer import DraftLayer
-from dspark.model.proposals import GrownProposal
 from dspark.model.rotary import RMSNorm
 
 CHUNK = 512  # indexes whose scores are held at once; longer texts are computed twice instead of being remembered

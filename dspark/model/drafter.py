@@ -21,8 +21,7 @@ from dspark.model.attention import Attention, Projected, for_padded_context, for
 from dspark.model.config import DrafterConfig
 from dspark.model.context import ContextProjection
 from dspark.model.family import ContextTokens, Drafter, Entries, Needs, PagedEntries
-from dspark.model.heads import ConfidenceHead, SequentialHead, build_head
-from dspark.model.proposals import sureness
+from dspark.model.heads import ConfidenceHead, SequentialHead, build_head, sureness
 from dspark.native.attention import PagedAttention, Tables
 
 # Of one layer: its number, its attention, what the block's rows are to it -> [n, k, H].
@@ -188,7 +187,7 @@ class BlockProposal:
 
     def __init__(self, drafter: BlockDrafter, hidden: Tensor) -> None:
         self._drafter = drafter
-        self._hidden = hidden  # [n, k, H]
+        self.hidden = hidden  # [n, k, H]
         self._base = drafter.base_logits(hidden).float()  # [n, k, Vd]
         self._state = drafter.markov_head.initial_state(len(hidden), hidden)
         self._sureness: list[Tensor] = []
@@ -197,7 +196,7 @@ class BlockProposal:
     def step(self, previous_ids: Tensor) -> Tensor:
         """previous_ids [n] -> logits [n, V] fp32 of the next slot."""
         slot, self._slot = self._slot, self._slot + 1
-        bias, self._state = self._drafter.markov_head.bias(self._state, previous_ids, self._hidden[:, slot])
+        bias, self._state = self._drafter.markov_head.bias(self._state, previous_ids, self.hidden[:, slot])
         logits = self._base[:, slot] if bias is None else self._base[:, slot] + bias
         if self._drafter.confidence_head is None:
             self._sureness.append(sureness(logits))
@@ -208,10 +207,6 @@ class BlockProposal:
         if self._sureness:
             return torch.stack(self._sureness, dim=1)
         embedded = self._drafter.markov_head.embed(previous_ids)
-        told = self._drafter.confidence_of(self._hidden[:, : previous_ids.shape[1]], embedded)
+        told = self._drafter.confidence_of(self.hidden[:, : previous_ids.shape[1]], embedded)
         assert told is not None
         return told
-
-    @property
-    def hidden(self) -> Tensor:
-        return self._hidden

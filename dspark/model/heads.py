@@ -129,6 +129,17 @@ def build_head(config: DrafterConfig) -> SequentialHead:
     return SequentialHead() if config.markov_head_type == "none" else heads[config.markov_head_type](config)
 
 
+def sureness(logits: Tensor) -> Tensor:
+    """logits [..., V] of slots -> [...] fp32: the log-odds of each slot's likeliest token.
+
+    The confidence of drafters without a head for it. It is made of what was drafted before the slot and never of the
+    slot's own token: that token's probability would let a draft decide whether it is verified.
+    """
+    wide = logits.float()
+    log_q = (wide.amax(dim=-1) - wide.logsumexp(dim=-1)).clamp(max=-1e-6)  # at q = 1 the odds are still a number
+    return log_q - torch.log(-torch.expm1(log_q))
+
+
 class ConfidenceHead(nn.Module):
     """One linear output; `rank` is 0 where only the hidden state is read."""
 

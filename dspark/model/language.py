@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from dspark.model.config import DrafterConfig
-from dspark.model.family import ContextTokens, Drafter, Entries, Needs, PagedEntries
+from dspark.model.family import ContextTokens, Drafter, Entries, GrownProposal, Needs, PagedEntries
 from dspark.model.layer import DraftLayer
-from dspark.model.proposals import GrownProposal
 
 
 class LanguageDrafter(Drafter):

@@ -310,7 +310,7 @@ RULES = [
         ),
     ),
     *in_file(
-        "dspark/model/proposals.py",
+        "dspark/model/heads.py",
         (
             "a slot without a head is as sure as of its first token",
             "wide.amax(dim=-1)",
