@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.moving import sent
-from dspark.decoding.philox import LOW, MULTIPLIERS, ROUNDS, WEYL, Purpose, note, philox_array, recording
+from dspark.decoding.philox import LOW, MULTIPLIERS, ROUNDS, WEYL, Purpose, philox_array
 from dspark.decoding.sampling import largest
 from dspark.types import Rule, SamplingParams
 
@@ -88,7 +88,6 @@ def _blocks(
     seeds, choices, places = _keys(all_params, positions)
     shape = np.broadcast_shapes(groups.shape, seeds.shape)
     counter = tuple(np.broadcast_to(word, shape) for word in (places, groups, np.uint64(_TAG), choices))
-    note(seeds, counter)
     return philox_array(counter, (seeds & np.uint64(LOW), seeds >> np.uint64(32)))
 
 
@@ -120,8 +119,6 @@ def _device_blocks(
 ) -> tuple[Tensor, ...]:
     """`_blocks` on an accelerator, in int64: a product wraps, but its 64 bits are the right ones."""
     seeds, choices, places = _keys(all_params, positions)
-    if recording():  # looking at the groups would wait for the device
-        note(seeds, (places, groups.cpu().numpy().astype(np.uint64), np.array([[_TAG]], np.uint64), choices))
 
     def column(values: npt.NDArray[np.uint64]) -> Tensor:
         return sent(values.astype(np.int64), groups.device)

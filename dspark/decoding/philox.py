@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import cast
 
 import numpy as np
@@ -26,8 +24,6 @@ WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 LOW = 0xFFFFFFFF
 FEW = 12  # up to here plain integers beat arrays
-
-_recorders: list[list[tuple[int, Words]]] = []
 
 
 class Purpose(enum.IntEnum):
@@ -122,43 +118,14 @@ def _few(fields: tuple[Word, ...], shape: tuple[int, ...]) -> npt.NDArray[np.flo
     ]
     draws = []
     for seed, position, epoch, tag, choice in zip(*columns, strict=True):
-        counter = (position, epoch, tag, choice)
-        for recorder in _recorders:
-            recorder.append((seed, counter))
-        high, low, _, _ = philox(counter, (seed & LOW, seed >> 32))
+        high, low, _, _ = philox((position, epoch, tag, choice), (seed & LOW, seed >> 32))
         draws.append(((high >> 5) * 67108864 + (low >> 6)) / 9007199254740992)
     return np.array(draws, np.float64).reshape(shape)
 
 
 def _many(fields: tuple[Word, ...], shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
     seeds, *words = (np.broadcast_to(np.asarray(field, np.uint64), shape) for field in fields)
-    note(seeds, words)
     high, low, _, _ = philox_array(tuple(words), (seeds & np.uint64(LOW), seeds >> np.uint64(32)))
     whole = (high >> np.uint64(5)) * np.uint64(67108864) + (low >> np.uint64(6))
     draws: npt.NDArray[np.float64] = whole / 9007199254740992.0
     return draws
-
-
-def recording() -> bool:
-    """Whether anybody wants to be told."""
-    return bool(_recorders)
-
-
-def note(seeds: npt.NDArray[np.uint64], words: Sequence[npt.NDArray[np.uint64]]) -> None:
-    """Tells whoever records; arguments broadcast against each other."""
-    if not _recorders:
-        return
-    names = zip(*(part.ravel().tolist() for part in np.broadcast_arrays(seeds, *words)), strict=True)
-    drawn = [(seed, (a, b, c, d)) for seed, a, b, c, d in names]
-    for recorder in _recorders:
-        recorder.extend(drawn)
-
-
-@contextmanager
-def record(into: list[tuple[int, Words]]) -> Iterator[None]:
-    """Appends (key, counter) of every draw of the process, from any thread, while the block runs."""
-    _recorders.append(into)
-    try:
-        yield
-    finally:
-        _recorders[:] = [recorder for recorder in _recorders if recorder is not into]

@@ -7,8 +7,9 @@ import random
 
 import numpy as np
 import pytest
+from named_draws import Name, record
 
-from dspark.decoding.philox import FEW, Purpose, philox, philox_array, record, uniforms
+from dspark.decoding.philox import FEW, Purpose, philox, philox_array, uniforms
 from dspark.types import Rule
 
 ONES = 0xFFFFFFFF
@@ -91,7 +92,7 @@ def test_a_part_that_would_spill_into_its_neighbour_is_refused(part: str, value:
 
 @pytest.mark.parametrize("count", [FEW, FEW + 1])
 def test_recording_lists_every_draw_by_key_and_counter(count: int) -> None:
-    seen: list[tuple[int, tuple[int, int, int, int]]] = []
+    seen: list[Name] = []
     with record(seen):
         uniforms(5, 9, Rule.BLOCK, Purpose.ACCEPT, 3, 77, np.arange(count))
     uniforms(6, 0, 1, 1, 1, 1, 1)

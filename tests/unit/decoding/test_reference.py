@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from named_draws import Name, record
 from torch import Tensor
 
 from dspark.decoding.acceptance import PackedCase, first_token, judge
 from dspark.decoding.drafting import DraftNoise
-from dspark.decoding.philox import Purpose, Words, record
+from dspark.decoding.philox import Purpose
 from dspark.decoding.reference import Pick, RecordedRound, generate, replay
 from dspark.decoding.sampling import SamplingColumns, draft_distribution
 from dspark.rounds.plan import PlanKind, Terms, prefixes
@@ -117,7 +118,7 @@ def test_a_run_ends_at_a_stop_token_or_at_its_limit() -> None:
 
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_no_draw_of_a_ratio_rule_is_ever_used_twice(rule: Rule) -> None:
-    drawn: list[tuple[int, Words]] = []
+    drawn: list[Name] = []
     with record(drawn):
         for choice in range(2):
             params = SamplingParams(1.0, seed=5, choice=choice, rule=rule)
@@ -132,8 +133,8 @@ def test_no_draw_of_a_ratio_rule_is_ever_used_twice(rule: Rule) -> None:
 
 
 def test_coupled_noise_is_named_by_seed_choice_and_position_alone() -> None:
-    def names(prefix, epoch: int = 1) -> set[tuple[int, Words]]:  # type: ignore[no-untyped-def]
-        drawn: list[tuple[int, Words]] = []
+    def names(prefix, epoch: int = 1) -> set[Name]:  # type: ignore[no-untyped-def]
+        drawn: list[Name] = []
         with record(drawn):
             generate(PROMPT, target, drafter, prefix, params, max_tokens=40, entries=ENTRIES, epoch=epoch)
         return set(drawn)
