@@ -16,19 +16,20 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dspark.decoding.block_rule import judge_block
-from dspark.decoding.case import PackedCase as PackedCase
-from dspark.decoding.case import take
+from dspark.decoding.block_rule import longest, note_blocks
 from dspark.decoding.coupled_rule import first_coupled, judge_coupled
 from dspark.decoding.draws import DrawsWatch as DrawsWatch
 from dspark.decoding.judge_at_once import Verdicts, judge_at_once
 from dspark.decoding.philox import Purpose, uniforms
+from dspark.decoding.ratio import judge_ratio
 from dspark.decoding.ratio import residual as residual
 from dspark.decoding.sampling import SamplingColumns, best, distribution, draw
 from dspark.decoding.shaping import Shaper, shaped
+from dspark.decoding.slots import PackedCase as PackedCase
+from dspark.decoding.slots import take
 from dspark.decoding.sparse_q import validate_q as validate_q
 from dspark.decoding.token_rule import accept_probability as accept_probability
-from dspark.decoding.token_rule import judge_token
+from dspark.decoding.token_rule import leading_run, note_tokens
 from dspark.types import Cursor, Rule, SamplingParams
 
 
@@ -47,8 +48,8 @@ def judge(
         return judge_at_once(logits, cases, near_ties, watch)
     ways: dict[Callable[[Tensor, Sequence[PackedCase]], Verdicts], list[int]] = {}
     by_rule = {
-        Rule.TOKEN: partial(judge_token, watch=watch),
-        Rule.BLOCK: partial(judge_block, watch=watch),
+        Rule.TOKEN: partial(judge_ratio, decide=leading_run, note=note_tokens, watch=watch),
+        Rule.BLOCK: partial(judge_ratio, decide=longest, note=note_blocks, watch=watch),
         Rule.COUPLED: partial(judge_coupled, near_ties=near_ties),
     }
     for index, case in enumerate(cases):

@@ -19,22 +19,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from dspark.decoding.case import PackedCase, target_probs
 from dspark.decoding.draws import DrawsWatch
-from dspark.decoding.ratio import (
-    Floats,
-    coins_of_emission,
-    coins_of_slots,
-    emit,
-    probabilities,
-    sent,
-    slots_of,
-    spots_of,
-)
-from dspark.decoding.slots import Slots
+from dspark.decoding.ratio import sent
+from dspark.decoding.slots import Floats, PackedCase, Slots
 
 
 class Chances(NamedTuple):
@@ -48,9 +36,8 @@ class Chances(NamedTuple):
 def chances(p: Floats, slots: Slots) -> Chances:
     """p [N]: the target's probability of every entry of q."""
     q = slots.of_drafted()
-    own = np.where(slots.ids == slots.drafted[slots.slot], p, 0.0)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # slots whose q is 0 do not count
-        ratio = (np.bincount(slots.slot, own, minlength=len(q)) / q).tolist()
+        ratio = (slots.of_drafted(p) / q).tolist()
     lengths = sent(slots, q)
     before, after, last = np.ones(len(q)), np.zeros(len(q)), np.zeros(len(q), np.bool_)
     start = 0
@@ -72,8 +59,9 @@ def chances(p: Floats, slots: Slots) -> Chances:
     return Chances(after, candidate, lengths)
 
 
-def longest(made: Chances, slots: Slots, accept_u: Floats) -> tuple[list[int], list[int | None], Floats]:
-    """Per sequence: tokens kept, the slot after them (None after a whole block), and P there [m]. accept_u [S]."""
+def longest(p: Floats, slots: Slots, accept_u: Floats) -> tuple[list[int], list[int | None], Floats]:
+    """See `ratio.Decide`; the weight is P of the tokens kept."""
+    made = chances(p, slots)
     heads = (accept_u < made.candidate).tolist()
     kept: list[int] = []
     rejected: list[int | None] = []
@@ -89,21 +77,8 @@ def longest(made: Chances, slots: Slots, accept_u: Floats) -> tuple[list[int], l
     return kept, rejected, alive
 
 
-def judge_block(logits: Tensor, cases: Sequence[PackedCase], watch: DrawsWatch | None = None) -> list[tuple[int, int]]:
-    """(accepted, next token) of sampled sequences: logits [T, V]."""
-    slots = slots_of(cases)
-    p = probabilities(logits, spots_of(cases), slots.slot, slots.ids)
-    made = chances(p, slots)
-    kept, rejected, alive = longest(made, slots, coins_of_slots(cases, slots))
-    if watch is not None:
-        note_blocks(watch, cases, slots, p, kept)
-    last = target_probs(logits, list(zip(cases, kept, strict=True)))
-    tokens = emit(scaled(last, alive), slots, rejected, coins_of_emission(cases, kept))
-    return list(zip(kept, tokens, strict=True))
-
-
 def note_blocks(watch: DrawsWatch, cases: Sequence[PackedCase], slots: Slots, p: Floats, kept: Sequence[int]) -> None:
-    """p [N]: the target's probabilities of q's entries."""
+    """See `ratio.Note`."""
     made = chances(p, slots)
     watch.note(cases, slots, if_drawn(p, made.alive, slots), made.alive, some_head(made, slots), made.lengths, kept)
 
@@ -126,8 +101,3 @@ def some_head(made: Chances, slots: Slots) -> Floats:
             tails[slot] = 1.0 - nobody
         start += length
     return tails
-
-
-def scaled(last: Tensor, alive: Floats) -> Tensor:
-    """P p, of which q is taken off: last [m, V], alive [m]."""
-    return last * torch.from_numpy(alive).to(last.device).unsqueeze(-1)

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dspark.decoding.case import PackedCase, Spot, target_probs
 from dspark.decoding.gumbel import NEAR_TIE, times, winners
+from dspark.decoding.slots import PackedCase, Spot, target_probs
 from dspark.types import Cursor, SamplingParams
 
 AHEAD = 4  # rows raced at a time: few are run in vain, and starting a race is not free

@@ -26,12 +26,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dspark.decoding.case import PackedCase
-from dspark.decoding.slots import Slots
+from dspark.decoding.slots import Floats, Ints, PackedCase, Slots
 from dspark.types import PLACES, Draws
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.float32]  # [slots, 2] of one sequence
 
 

@@ -19,14 +19,13 @@ from torch import Tensor
 from dspark.decoding import at_once
 from dspark.decoding.at_once import Decision, Given
 from dspark.decoding.block_rule import note_blocks
-from dspark.decoding.case import PackedCase
 from dspark.decoding.draws import DrawsWatch
 from dspark.decoding.gumbel import times
-from dspark.decoding.moving import fetched, sent
+from dspark.decoding.moving import fetched_together, sent
 from dspark.decoding.philox import Purpose
-from dspark.decoding.ratio import Floats, coins, slots_of
+from dspark.decoding.ratio import coins, slots_of
 from dspark.decoding.sampling import SamplingColumns
-from dspark.decoding.slots import Slots
+from dspark.decoding.slots import Floats, PackedCase
 from dspark.decoding.token_rule import note_tokens
 from dspark.types import Rule
 
@@ -134,18 +133,14 @@ def _back(decisions: Sequence[Decision], *, watched: bool) -> list[tuple[Verdict
         return []
     parts: list[Tensor] = []
     for each in decisions:
-        parts += [each.accepted, each.token, each.ties, each.sound] + ([each.p.flatten()] if watched else [])
-    flat = fetched(torch.cat([part.double() for part in parts]))
-    made, start = [], 0
-    for each in decisions:
-        end = start + 4 * len(each.accepted)
-        accepted, token, ties, sound = flat[start:end].reshape(4, -1)
+        parts += [each.accepted, each.token, each.ties, each.sound] + ([each.p] if watched else [])
+    told, made = iter(fetched_together(parts)), []
+    for _ in decisions:
+        accepted, token, ties, sound = (next(told) for _ in range(4))
         if not sound.all():
             raise FloatingPointError("logits are not numbers")
-        start = end + (each.p.numel() if watched else 0)
-        p = flat[end:start].reshape(each.p.shape) if watched else flat[:0]
         verdicts = zip(accepted.astype(int).tolist(), token.astype(int).tolist(), strict=True)
-        made.append((list(verdicts), ties.astype(int).tolist(), p))
+        made.append((list(verdicts), ties.astype(int).tolist(), next(told) if watched else np.empty(0)))
     return made
 
 
@@ -158,5 +153,4 @@ def _note(watch: DrawsWatch, cases: Sequence[PackedCase], verdicts: Verdicts, p:
             lengths = np.array([len(case.draft_ids) for case in mine])
             inside = np.arange(p.shape[1]) < lengths[:, None]
             own: Floats = p[rows][_entries(mine, inside, p.shape[2])]
-            slots: Slots = slots_of(mine)
-            note(watch, mine, slots, own, [verdicts[row][0] for row in rows])
+            note(watch, mine, slots_of(mine), own, [verdicts[row][0] for row in rows])

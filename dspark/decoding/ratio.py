@@ -1,4 +1,4 @@
-"""What the two ratio rules share: slots side by side, target probabilities at them, keyed coins, the emission.
+"""What the two ratio rules share: how a packed pass is judged, target probabilities, keyed coins, the residual.
 
 Both weigh the target's probability p of a drafted token against q, the probability it was drawn with. They are exact
 for any q, provided it is the q that the token was drawn from (invariant 3), that sending the slot did not depend on
@@ -9,22 +9,42 @@ Symbols: S slots of all sequences, N entries of their sparse q, m sequences, V v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dspark.decoding.case import PackedCase, Spot, target_probs
+from dspark.decoding.draws import DrawsWatch
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.sampling import draw
-from dspark.decoding.slots import Slots
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from dspark.decoding.slots import Floats, Ints, PackedCase, Slots, Spot, target_probs
 
 PIECE = 1 << 16  # probabilities a CPU works on at a time
+
+# Of p [N], the target's probability of every entry of q, and coins [S]: tokens kept of each sequence, the slot after
+# them (None where no slot was rejected), and what that slot's p is weighed with [m], None for 1.
+Decide = Callable[[Floats, Slots, Floats], tuple[list[int], list[int | None], Floats | None]]
+Note = Callable[[DrawsWatch, Sequence[PackedCase], Slots, Floats, Sequence[int]], None]  # p [N], tokens kept
+
+
+def judge_ratio(
+    logits: Tensor, cases: Sequence[PackedCase], *, decide: Decide, note: Note, watch: DrawsWatch | None = None
+) -> list[tuple[int, int]]:
+    """(accepted, next token) of sampled sequences by one of the rules: logits [T, V]."""
+    slots = slots_of(cases)
+    spots = [(case, slot) for case in cases for slot in range(len(case.draft_ids))]
+    p = probabilities(logits, spots, slots.slot, slots.ids)
+    kept, rejected, alive = decide(p, slots, coins(Purpose.ACCEPT, cases, slots.lengths, slots.within))
+    if watch is not None:
+        note(watch, cases, slots, p, kept)
+    last = target_probs(logits, list(zip(cases, kept, strict=True)))
+    if alive is not None:
+        last = scaled(last, alive)
+    probs = residual(last, slots.dense(rejected, last))
+    u = coins(Purpose.EMIT, cases, [1] * len(cases), np.array(kept) + 1)
+    tokens = draw(probs, torch.from_numpy(u).to(probs.device)).tolist()
+    return list(zip(kept, tokens, strict=True))
 
 
 def slots_of(cases: Sequence[PackedCase]) -> Slots:
@@ -35,11 +55,6 @@ def slots_of(cases: Sequence[PackedCase]) -> Slots:
         [np.frombuffer(case.q.probs, "<f4") for case in cases],
         [case.q.entries for case in cases],
     )
-
-
-def spots_of(cases: Sequence[PackedCase]) -> list[Spot]:
-    """Every drafted slot, in the order of `slots_of`."""
-    return [(case, slot) for case in cases for slot in range(len(case.draft_ids))]
 
 
 def probabilities(logits: Tensor, spots: Sequence[Spot], slot: Ints, ids: Ints) -> Floats:
@@ -73,16 +88,6 @@ def coins(purpose: Purpose, cases: Sequence[PackedCase], counts: Sequence[int], 
     return uniforms(seed, choice, rule, purpose, epoch, position, slots)
 
 
-def coins_of_slots(cases: Sequence[PackedCase], slots: Slots) -> Floats:
-    """The coin of every drafted slot: [S]."""
-    return coins(Purpose.ACCEPT, cases, slots.lengths, slots.within)
-
-
-def coins_of_emission(cases: Sequence[PackedCase], accepted: Sequence[int]) -> Floats:
-    """The coin of the token the target adds: [m]."""
-    return coins(Purpose.EMIT, cases, [1] * len(cases), np.array(accepted) + 1)
-
-
 def residual(p: Tensor, q: Tensor) -> Tensor:
     """What the target adds where a drafted token was not kept: [..., V] float64; p where p never exceeds q."""
     rest = (p - q).clamp_(min=0.0)
@@ -90,14 +95,9 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(mass > 0, rest / mass, p)
 
 
-def emit(last: Tensor, slots: Slots, rejected: Sequence[int | None], emit_u: Floats) -> list[int]:
-    """The token the target adds to each sequence, from the row [m, V] where its run ended.
-
-    `rejected` names the slot whose q is taken off, None where nothing is.
-    """
-    probs = residual(last, slots.dense(rejected, last))
-    ids: list[int] = draw(probs, torch.from_numpy(emit_u).to(last.device)).tolist()
-    return ids
+def scaled(last: Tensor, alive: Floats) -> Tensor:
+    """P p, of which q is taken off: last [m, V], alive [m]."""
+    return last * torch.from_numpy(alive).to(last.device).unsqueeze(-1)
 
 
 def sent(slots: Slots, q: Floats) -> list[int]:

@@ -54,8 +54,8 @@ RULES = [
         ("acceptance and emission share noise", "coins(Purpose.EMIT,", "coins(Purpose.ACCEPT,", (*ONCE, *PACKED)),
         (
             "all emissions of an anchor share a draw's name",
-            "np.array(accepted) + 1",
-            "np.array(accepted) * 0 + 1",
+            "np.array(kept) + 1",
+            "np.array(kept) * 0 + 1",
             PACKED,
         ),
         (
@@ -64,6 +64,19 @@ RULES = [
             "(k for k in range(0) if not possible[start + k])",
             LIES,
         ),
+        (
+            "the packed pass adds from the row before",
+            "list(zip(cases, kept, strict=True))",
+            "[(c, max(k - 1, 0)) for c, k in zip(cases, kept)]",
+            COINS_TOKEN,
+        ),
+        (
+            "the residual forgets the chance to be alive",
+            "return last * torch.from_numpy(alive)",
+            "return last * torch.ones_like(torch.from_numpy(alive))",
+            BLOCK,
+        ),
+        ("the packed pass forgets the chance to be alive", "last = scaled(last, alive)", "pass", COINS_BLOCK),
         ("q is that of the slot before", 'np.frombuffer(case.q.probs, "<f4")', "_late(case)", NUMBERS),
         ("q is read as the verifier rounds it", 'np.frombuffer(case.q.probs, "<f4")', "_rough(case)", NUMBERS),
     ),
@@ -95,12 +108,6 @@ RULES = [
             "rejected.append(min(slot, end - 1) if end > start else None)",
             COINS_TOKEN,
         ),
-        (
-            "the packed pass adds from the row before",
-            "list(zip(cases, kept, strict=True))",
-            "[(c, max(k - 1, 0)) for c, k in zip(cases, kept)]",
-            COINS_TOKEN,
-        ),
     ),
     *in_file(
         "dspark/decoding/block_rule.py",
@@ -117,18 +124,6 @@ RULES = [
             BLOCK,
         ),
         ("the threshold is the chance to be alive", "candidate[inner] =", "_ =", BLOCK),
-        (
-            "the residual forgets the chance to be alive",
-            "return last * torch.from_numpy(alive)",
-            "return last * torch.ones_like(torch.from_numpy(alive))",
-            BLOCK,
-        ),
-        (
-            "the packed pass forgets the chance to be alive",
-            "emit(scaled(last, alive), slots, rejected, coins",
-            "emit(last, slots, rejected, coins",
-            COINS_BLOCK,
-        ),
         (
             "the first candidate that fails ends the block",
             "for k in range(counting, 0, -1) if heads[start + k - 1]), 0)",
@@ -157,9 +152,6 @@ RULES = [
             "probs=weights",
             COINS_TOKEN,
         ),
-    ),
-    *in_file(
-        "dspark/decoding/case.py",
         (
             "rows of a neighbour are read",
             "[case.first_row + slot for case, slot in spots]",

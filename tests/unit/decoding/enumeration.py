@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dspark.decoding import block_rule
+from dspark.decoding import block_rule, ratio
 from dspark.decoding.acceptance import accept_probability, residual, validate_q
 from dspark.decoding.gumbel import winners
 from dspark.decoding.sampling import SamplingColumns, distribution, draft_distribution
@@ -163,7 +163,7 @@ class BlockRounds(Rounds):
         before = np.ones(len(contexts))  # P of the slot before
         before[1:] = made.alive[:-1]
         before[starts[:-1]] = 1.0
-        law = block_rule.scaled(torch.from_numpy(p), before)
+        law = ratio.scaled(torch.from_numpy(p), before)
         after = machine.residual(law, torch.from_numpy(slots.probs.reshape(p.shape))).tolist()
         candidate = made.candidate.tolist()
         self._made = {

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dspark.decoding import at_once, judge_at_once, masking, shaping
+from dspark.decoding import at_once, judge_at_once, masking, moving, shaping
 from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
 from dspark.decoding.at_once import Decision, Given
 from dspark.decoding.gumbel import times
@@ -190,7 +190,7 @@ def test_a_pass_is_waited_for_once(
     all_params: list[SamplingParams], most: int, watched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched = []
-    monkeypatch.setattr(judge_at_once, "fetched", lambda tensor: fetched.append(1) or tensor.numpy())
+    monkeypatch.setattr(moving, "fetched", lambda tensor: fetched.append(1) or tensor.numpy())
     counts = []
     for count in (1, 4):
         logits, cases = pass_of(5, all_params * count)

@@ -21,10 +21,9 @@ from torch import Tensor
 
 from dspark.decoding import block_rule
 from dspark.decoding.acceptance import accept_probability, residual
-from dspark.decoding.case import PackedCase
 from dspark.decoding.masking import bits, first_masked
 from dspark.decoding.sampling import SamplingColumns, distribution, draft_distribution
-from dspark.decoding.slots import Slots
+from dspark.decoding.slots import PackedCase, Slots
 from dspark.rounds.plan import PlanKind, Terms, prefixes
 from dspark.types import Constraint, ConstraintKind, Cursor, Refusal, Rule, SamplingParams, SparseQ
 from verify_service.grammars.matcher import GrammarMatcher
