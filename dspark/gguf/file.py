@@ -6,6 +6,7 @@ float32.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -58,11 +59,6 @@ class GgufFile:
 
     def __exit__(self, *exception: object) -> None:
         self._bytes.close()
-
-    @property
-    def architecture(self) -> str:
-        """What llama.cpp calls the shape of the model."""
-        return str(self.settings.get("general.architecture", ""))
 
     def values(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         """float32 values of a tensor, in its shape."""
@@ -187,9 +183,7 @@ def _size(name: str, shape: tuple[int, ...], kind: int) -> int:
         per_block, bytes_of_block = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"{name}: storage format {kind} is not known") from error
-    elements = 1
-    for length in shape:
-        elements *= length
+    elements = math.prod(shape)
     if not shape or not elements or shape[-1] % per_block:
         raise CheckpointError(f"{name}: {list(shape)} cannot be stored in blocks of {per_block}")
     return elements // int(per_block) * int(bytes_of_block)

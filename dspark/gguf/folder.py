@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -33,6 +32,7 @@ from dspark.gguf.file import GgufFile
 from dspark.model.config_keys import CONFIG_NAME, refuse
 from dspark.model.target_check import check_target_config, check_target_headers
 from dspark.model.weights_file import SINGLE_NAME, check_finite, new_folder, read_directory
+from dspark.whole_file import flush_to_disk
 
 Progress = Callable[[int, int], None]  # tensors done, of how many
 
@@ -115,18 +115,12 @@ def _write_weights(
             stream.write(values.to(torch.bfloat16).view(torch.uint8).numpy().data)
             if progress is not None:
                 progress(done, len(names))
-        _flush(stream)
+    flush_to_disk(path)
 
 
 def _put_json(path: Path, content: Mapping[str, Any]) -> None:
-    with path.open("wb") as stream:
-        stream.write((json.dumps(content, indent=2) + "\n").encode())
-        _flush(stream)
-
-
-def _flush(stream: BinaryIO) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    flush_to_disk(path)
 
 
 def save_tokenizer(file: Path, settings: Mapping[str, Any], folder: Path) -> None:

