@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import json
 import sys
 import time
@@ -105,11 +104,12 @@ def _identity(args: argparse.Namespace, settings: Any, asking: Any) -> dict[str,
     """Everything the results depend on, by the names of the options."""
     from dspark.model.checkpoint import fingerprint
     from dspark.model.location import locate
+    from dspark.training.disk import content_digest
     from dspark.training.settings import settled
 
     return {
         "target": fingerprint(locate(settings.target)),
-        "prompts": hashlib.sha256(args.prompts.read_bytes()).hexdigest()[:16],
+        "prompts": content_digest(args.prompts),
         **{name: value for name, value in settled(settings).items() if name != "cache"},
         "cache": bool(settings.cache),
         **{f"ask_{name}": value for name, value in asking.settings().items() if name != "seed"},

@@ -53,8 +53,6 @@ class TargetText:
 
 def questions(path: Path, target: LoadedTarget, *, rows: int = 0, seed: int = 0) -> list[DatasetPrompt]:
     """The rows of a file as the target is asked; more than `rows` (0: no limit) are shuffled with the seed and cut."""
-    if not path.is_file():
-        raise ConfigError(f"data: {path} is no file")
     chat, found = Chat(target.folder), []
     for number, row in enumerate(read_rows(path), start=1):
         try:
@@ -72,6 +70,16 @@ def questions(path: Path, target: LoadedTarget, *, rows: int = 0, seed: int = 0)
         random.Random(seed).shuffle(found)
         found = found[:rows]
     return found
+
+
+def by_name(files: Sequence[Path]) -> dict[str, Path]:
+    """The files by their stems, which is what they are called in a report. ConfigError where two have one."""
+    known: dict[str, Path] = {}
+    for path in files:
+        if path.stem in known:
+            raise ConfigError(f"data: {known[path.stem]} and {path} have one name; rename one of them")
+        known[path.stem] = path
+    return known
 
 
 def first_turn(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -109,7 +117,8 @@ def answers(
             )
         prompts = [asked[n].ids for n in chosen]
         about = [_LAYOUT, named, prompts, total, temperature, seed, first, chosen if raced else []]
-        kept = None if keep is None else keep / f"answers-{_digest(about)}.safetensors"
+        name = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+        kept = None if keep is None else keep / f"answers-{name}.safetensors"
         if kept is not None and kept.is_file():
             ids = read_file(kept)["ids"].long()
         else:
@@ -130,10 +139,6 @@ def answers(
             if last:
                 text = ids[row : row + 1, : start + last + room]
                 yield TargetText(asked[number], text, ends, last, seed, number)
-
-
-def _digest(about: object) -> str:
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 
 
 def _racing(seed: int, choices: Sequence[int], temperature: float) -> Callable[[Tensor, int], Tensor]:

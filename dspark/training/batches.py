@@ -65,6 +65,11 @@ class SampleBatch(NamedTuple):
     def spans(self) -> list[slice]:
         return [slice(a, b) for a, b in zip(self.offsets, self.offsets[1:], strict=False)]
 
+    @property
+    def lengths(self) -> Tensor:
+        """[S]."""
+        return torch.tensor(self.offsets, device=self.ids.device).diff()
+
 
 def assemble(
     samples: Sequence[Sample], numbers: Sequence[int], features: Sequence[Features], device: torch.device

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from dspark.errors import ConfigError
@@ -27,7 +28,7 @@ from dspark.model.calibration import (
 from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.location import locate
 from dspark.training import record, reliability, sts
-from dspark.training.asked import questions
+from dspark.training.asked import by_name, questions
 from dspark.training.disk import write_whole
 from dspark.training.judged import Judge, JudgedRounds, RoundSource
 from dspark.training.rounds import TOP_K_CUT
@@ -63,21 +64,20 @@ def calibrate(
     what `dspark calibrate --json` prints.
     """
     begun = time.monotonic()
-    _check_names([*prompts, *also_greedy])
+    files = by_name([*prompts, *also_greedy])
     made, folder = load_drafter(drafter, target=target), out or locate(drafter)
     made.requires_grad_(False).serve()
     loaded = load_target(target)
-    asked = {path.stem: questions(path, loaded, rows=rows, seed=seed) for path in (*prompts, *also_greedy)}
+    asked = {name: questions(path, loaded, rows=rows, seed=seed) for name, path in files.items()}
     if any(len(rows_of) < 2 for rows_of in asked.values()):
         raise ConfigError("prompts: two rows at least of every file, one to fit on and one to measure on")
     source = RoundSource(Judge(loaded, made, new_tokens, cut, keep), asked, seed)
     sampled = [path.stem for path in prompts]
     jobs: list[_Job] = [_Job("token", "greedy", (0.0,), list(asked))]
     jobs += [_Job(rule, "sampled", tuple(temperatures), sampled) for rule in rules]
-    found: dict[tuple[RuleName, Bucket], dict[str, Any]] = {}
-    progress = record.progress()
-    progress.disable = not bar
-    with progress:
+    fits: dict[tuple[RuleName, Bucket], SlotFit] = {}
+    told: list[dict[str, Any]] = []
+    with record.progress(shown=bar) as progress:
         total = sum(len(asked[name]) * len(job.temperatures) for job in jobs for name in job.names)
         task = progress.add_task("calibrate", total=total, note="")
         for job in jobs:
@@ -85,9 +85,13 @@ def calibrate(
                 source.half(n, job.rule, job.temperatures, job.names, lambda n: progress.advance(task, n))
                 for n in (0, 1)
             )
-            made_of = found[job.rule, job.bucket] = _fit(job, fitted, measured, offsets, plots)
-            progress.update(task, note=f"{job.rule} {job.bucket}: error {made_of['mean_ece_after']:.2%}")
-    _write(folder / FILE_NAME, rules, found, cut)
+            fits[job.rule, job.bucket], figures = _fit(job, fitted, measured, offsets, plots)
+            progress.update(task, note=f"{job.rule} {job.bucket}: error {figures['mean_ece_after']:.2%}")
+            told.append(figures)
+    kept: dict[RuleName, Buckets] = {
+        rule: {"greedy": fits["token", "greedy"], "sampled": fits[rule, "sampled"]} for rule in rules
+    }
+    write_whole(folder / FILE_NAME, json.dumps(calibration_to_json(Calibration(cut, kept)), indent=2) + "\n")
     return {
         "target": str(target),
         "drafter": str(drafter),
@@ -97,7 +101,7 @@ def calibrate(
         "temperatures": list(temperatures),
         "seed": seed,
         "seconds": round(time.monotonic() - begun, 1),
-        "fits": list(found.values()),
+        "fits": told,
         "file": str(folder / FILE_NAME),
     }
 
@@ -111,71 +115,38 @@ class _Job(NamedTuple):
     names: list[str]  # of the prompts
 
 
-def _check_names(prompts: Sequence[Path]) -> None:
-    """Rounds go by the stem of their file."""
-    known: dict[str, Path] = {}
-    for path in prompts:
-        if path.stem in known:
-            raise ConfigError(f"prompts: {known[path.stem]} and {path} have one name; rename one of them")
-        known[path.stem] = path
-
-
-def _fit(job: _Job, fitted: JudgedRounds, measured: JudgedRounds, offsets: bool, plots: Path | None) -> dict[str, Any]:
-    """The fit to one half, figures from the other."""
+def _fit(
+    job: _Job, fitted: JudgedRounds, measured: JudgedRounds, offsets: bool, plots: Path | None
+) -> tuple[SlotFit, dict[str, Any]]:
+    """The fit to one half, as it will be written, and figures from the other: without it, with it, and with the
+    published one of temperatures alone."""
     published = sts.temperatures(*fitted)
-    fit = _rounded(sts.with_offsets(*fitted) if offsets else published)
+    exact = sts.with_offsets(*fitted) if offsets else published
+    fit = SlotFit(*(tuple(round(value, 4) for value in column) for column in (exact.temperatures, exact.offsets)))
     if plots is not None:
         plots.mkdir(parents=True, exist_ok=True)
         name = "greedy" if job.bucket == "greedy" else f"{job.rule}-{job.bucket}"
         panes = {"before": reliability.survival(measured.logits), "after": reliability.survival(measured.logits, fit)}
         reliability.diagram(panes, measured.accepted, plots / f"reliability-{name}.png", title=name)
-    return {
-        "rule": "all" if job.bucket == "greedy" else job.rule,
-        "bucket": job.bucket,
-        "temperatures": list(fit.temperatures),
-        "offsets": list(fit.offsets),
-        **figures(fit, published, fitted, measured),
-    }
-
-
-def _rounded(fit: SlotFit) -> SlotFit:
-    """As it will be written."""
-    return SlotFit(*(tuple(round(value, 4) for value in column) for column in (fit.temperatures, fit.offsets)))
-
-
-def _write(
-    path: Path, rules: Sequence[RuleName], found: Mapping[tuple[RuleName, Bucket], Mapping[str, Any]], cut: int | None
-) -> None:
-    def fit(rule: RuleName, bucket: Bucket) -> SlotFit:
-        told = found[rule, bucket]
-        return SlotFit(tuple(told["temperatures"]), tuple(told["offsets"]))
-
-    greedy = fit("token", "greedy")
-    fits: dict[RuleName, Buckets] = {rule: {"greedy": greedy, "sampled": fit(rule, "sampled")} for rule in rules}
-    write_whole(path, json.dumps(calibration_to_json(Calibration(cut, fits)), indent=2) + "\n")
-
-
-def figures(fit: SlotFit, published: SlotFit, fitted: JudgedRounds, measured: JudgedRounds) -> dict[str, Any]:
-    """Before and after `fit`, by slot, and what the `published` one, of temperatures alone, would have left."""
     was, plain, now = (
         reliability.by_slot(reliability.survival(measured.logits, how), measured.accepted)
         for how in (None, published, fit)
     )
-    return {
+    return fit, {
+        "rule": "all" if job.bucket == "greedy" else job.rule,
+        "bucket": job.bucket,
+        "temperatures": list(fit.temperatures),
+        "offsets": list(fit.offsets),
         "rounds_fitted": len(fitted.accepted),
         "rounds_measured": len(measured.accepted),
         "few_rounds": min(len(fitted.accepted), len(measured.accepted)) < FEW,
-        "mean_ece_before": _mean(was["ece"]),
-        "mean_ece_temperatures_alone": _mean(plain["ece"]),
-        "mean_ece_after": _mean(now["ece"]),
+        "mean_ece_before": fmean(was["ece"]),
+        "mean_ece_temperatures_alone": fmean(plain["ece"]),
+        "mean_ece_after": fmean(now["ece"]),
         "auc_each": reliability.conditional_ranking(measured.logits, measured.accepted),  # no fit changes it
         "before": was,
         "after": now,
     }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def table(report: Mapping[str, Any]) -> str:

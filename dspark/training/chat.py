@@ -7,6 +7,7 @@ literal header and end of an assistant turn and mapped to tokens by character of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,15 +97,6 @@ def answer_spans(text: str) -> list[tuple[int, int]]:
     """Character ranges of all finished assistant turns of a rendered conversation, end marks included."""
     for header, end in _SPANS:
         if header in text:
-            spans, place = [], 0
-            while (found := text.find(header, place)) >= 0:
-                start = found + len(header)
-                if text.startswith(_UNSUPERVISED, start):
-                    start += len(_UNSUPERVISED)
-                close = text.find(end, start)
-                if close < 0:  # the turn that is asked for
-                    break
-                spans.append((start, close + len(end)))
-                place = close + len(end)
-            return spans
+            said = f"{re.escape(header)}(?:{re.escape(_UNSUPERVISED)})?(.*?{re.escape(end)})"
+            return [found.span(1) for found in re.finditer(said, text, re.DOTALL)]
     return []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
+import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,8 +16,6 @@ from torch import Tensor
 
 from dspark.errors import ConfigError
 from dspark.whole_file import flush_to_disk, placed
-
-_CHUNK = 1 << 16
 
 
 def write_whole(path: Path, content: str) -> None:
@@ -37,6 +37,12 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
+def content_digest(path: Path) -> str:
+    """Names what a file holds."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
 def check_same_run(where: object, kept: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     """What was begun goes on with what it was begun with, or not at all: ConfigError names what differs."""
     for name, value in ours.items():
@@ -56,7 +62,7 @@ class RowFile:
         except OSError:
             self._file.close()
             raise ConfigError(f"{path}: another process is writing this file") from None
-        self.cut_off = _cut_tail(self._file.fileno())  # bytes of a row that never was complete
+        _cut_tail(self._file.fileno())
         flush_to_disk(path.parent)  # the file's name, too, has to survive
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -79,18 +85,14 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n"):
-                    try:  # a file of another's making may end without a line break
-                        row = json.loads(line)
-                    except ValueError:
-                        return
-                elif not line.strip():
+                if not line.strip():
                     continue
-                else:
-                    try:
-                        row = json.loads(line)
-                    except ValueError as error:
-                        raise ConfigError(f"{path}:{number}: not JSON ({error})") from None
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    if not line.endswith(b"\n"):  # torn; that of another's making may be whole without a line break
+                        return
+                    raise ConfigError(f"{path}:{number}: not JSON ({error})") from None
                 if not isinstance(row, dict):
                     raise ConfigError(f"{path}:{number}: expected a JSON object")
                 yield row
@@ -98,19 +100,13 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _cut_tail(descriptor: int) -> int:
-    """Truncates after the last line break; returns how many bytes went."""
+def _cut_tail(descriptor: int) -> None:
+    """Drops a last row that never was complete."""
     end = os.fstat(descriptor).st_size
-    place = end
-    while place > 0:
-        start = max(0, place - _CHUNK)
-        chunk = os.pread(descriptor, place - start, start)
-        found = chunk.rfind(b"\n")
-        if found >= 0:
-            place = start + found + 1
-            break
-        place = start
-    if place < end:
-        os.ftruncate(descriptor, place)
+    if not end:  # which cannot be mapped
+        return
+    with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as content:
+        whole = content.rfind(b"\n") + 1
+    if whole < end:
+        os.ftruncate(descriptor, whole)
         os.fsync(descriptor)
-    return end - place

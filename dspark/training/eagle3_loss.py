@@ -22,47 +22,38 @@ from torch import Tensor
 
 from dspark.model.chain import ChainDrafter
 from dspark.model.language import LanguageDrafter
+from dspark.training.batches import SampleBatch, padded
 from dspark.training.lean_loss import LeanLoss, dense, lean_terms
 from dspark.training.loss import DFLASH_WEIGHTS, acceptance, block_sums, sum_terms
 
 
-def step_mask(loss_mask: Tensor, step: int, lengths: Tensor) -> Tensor:
-    """loss_mask [B, T], lengths [B] of the rows without padding -> bool [B, T]: where Eagle3 judges step s."""
-    return _ahead(loss_mask, step, 1, lengths)
+def judged_at(supervised: Tensor, shift: int, after: int, lengths: Tensor) -> Tensor:
+    """supervised [B, T] bool, lengths [B] of the rows without padding -> bool [B, T]: where the token at i + shift is
+    supervised and `after` more tokens of the row follow it."""
+    length = supervised.shape[1]
+    index = torch.arange(length, device=supervised.device) + shift
+    return supervised[:, index.clamp(max=length - 1)] & (index + after < lengths.unsqueeze(-1))
 
 
-def label_mask(loss_mask: Tensor, step: int, lengths: Tensor) -> Tensor:
-    """As `step_mask`, for MTP: where the predicted token i+2+s is a supervised one of the row."""
-    return _ahead(loss_mask, step + 2, 0, lengths)
+def chain_loss(drafter: ChainDrafter, batch: SampleBatch, target_head: Tensor) -> LeanLoss:
+    """Sums over every index and step that counts; divide `objective` by the (global) denominator. target_head [V, H].
 
-
-def _ahead(loss_mask: Tensor, shift: int, after: int, lengths: Tensor) -> Tensor:
-    """Where position i + shift is supervised and `after` more tokens of the row follow it."""
-    length = loss_mask.shape[1]
-    index = torch.arange(length, device=loss_mask.device) + shift
-    return (loss_mask[:, index.clamp(max=length - 1)] > 0) & (index + after < lengths.unsqueeze(-1))
-
-
-def chain_loss(
-    drafter: ChainDrafter,
-    *,
-    features: Tensor,  # [B, T, m*H] raw taps
-    input_ids: Tensor,  # [B, T] int64
-    loss_mask: Tensor,  # [B, T]
-    last_hidden: Tensor,  # [B, T, H] of the target, final-normed
-    target_head: Tensor,  # [V, H] the target's output head
-    lengths: Tensor,  # [B] of the rows without padding
-) -> LeanLoss:
-    """Sums over every index and step that counts; divide `objective` by the (global) denominator."""
-    config, (batch, length) = drafter.config, input_ids.shape
+    Conversations stand side by side, padded behind their ends.
+    """
+    config = drafter.config
+    input_ids, last_hidden = padded(batch.ids, batch), padded(batch.last_hidden, batch)
+    supervised, lengths = padded(batch.supervised, batch), batch.lengths
+    count, length = input_ids.shape
     eagle = config.kind == "eagle3"
     steps = config.block_size if eagle else 1
     index = torch.arange(length, device=input_ids.device)
     objective = torch.zeros((), device=input_ids.device)
-    share = torch.ones(batch, device=input_ids.device) / (lengths if eagle else 1)
+    share = torch.ones(count, device=input_ids.device) / (lengths if eagle else 1)
     terms = []
-    for step, states in enumerate(drafter.forward_steps(features=features, input_ids=input_ids, steps=steps)):
-        mask = (step_mask if eagle else label_mask)(loss_mask, step, lengths)
+    made = drafter.forward_steps(features=padded(batch.features, batch), input_ids=input_ids, steps=steps)
+    for step, states in enumerate(made):
+        shift, after = (step, 1) if eagle else (step + 2, 0)
+        mask = judged_at(supervised, shift, after, lengths)
         weight = config.step_loss_decay**step
         rows = states[mask]
         wanted = last_hidden[:, (index + 1 + step).clamp(max=length - 1)][mask]  # their distribution predicts the token
@@ -83,20 +74,14 @@ def chain_loss(
         terms.append((dense(mask, ce), dense(mask, l1), scale, mask))
     ce, l1, weights, judged = (torch.stack(column, dim=-1) for column in zip(*terms, strict=True))
     sums = sum_terms(ce=ce, l1=l1, confidence_logits=None, weights=weights, eval_mask=judged)
-    return LeanLoss(objective, sums._replace(denominator=sums.denominator.new_tensor(batch)) if eagle else sums)
+    return LeanLoss(objective, sums._replace(denominator=sums.denominator.new_tensor(count)) if eagle else sums)
 
 
-def language_loss(
-    drafter: LanguageDrafter,
-    *,
-    input_ids: Tensor,  # [B, T] int64
-    loss_mask: Tensor,  # [B, T]
-    last_hidden: Tensor,  # [B, T, H'] of the target, final-normed
-    target_head: Tensor,  # [V, H'] the target's output head
-) -> LeanLoss:
-    """Sums over every token that counts; divide `objective` by the (global) denominator."""
+def language_loss(drafter: LanguageDrafter, batch: SampleBatch, target_head: Tensor) -> LeanLoss:
+    """Sums over every token that counts; divide `objective` by the (global) denominator. target_head [V, H']."""
+    input_ids, last_hidden = padded(batch.ids, batch), padded(batch.last_hidden, batch)
     judged = torch.zeros(input_ids.shape, dtype=torch.bool, device=input_ids.device)
-    judged[:, :-1] = loss_mask[:, 1:] > 0
+    judged[:, :-1] = padded(batch.supervised, batch)[:, 1:]
     following = input_ids.roll(-1, dims=1)
     total, ce, l1 = lean_terms(
         hidden=drafter.forward_tokens(input_ids)[judged],

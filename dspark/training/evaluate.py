@@ -18,7 +18,7 @@ from dspark.model.calibration import IDENTITY, Bucket, RuleName, SlotFit, load_c
 from dspark.model.checkpoint import fingerprint, load_drafter, load_target
 from dspark.model.location import locate
 from dspark.training import fitting, metrics, record
-from dspark.training.asked import questions
+from dspark.training.asked import by_name, questions
 from dspark.training.disk import write_whole
 from dspark.training.judged import Judge, Text
 from dspark.training.rounds import TOP_K_CUT
@@ -53,21 +53,17 @@ def evaluate(
     stay, for the next drafter.
     """
     begun = time.monotonic()
-    stems = [path.stem for path in datasets]
-    if not stems or len(set(stems)) < len(stems):
-        raise ConfigError(f"data: one file at least, and names that differ; found {', '.join(stems) or 'none'}")
+    files = by_name(datasets)
     if not all(0 <= threshold <= 1 for threshold in thresholds):
         raise ConfigError("thresholds: every one is from 0 to 1")
     made, loaded = load_drafter(drafter, target=target).requires_grad_(False), load_target(target)
     made.serve()
     judge, size = Judge(loaded, made, new_tokens, cut, keep), made.config.block_size
     calibration = load_calibration(locate(drafter), block_size=size)
-    sets = {path.stem: questions(path, loaded, rows=rows, seed=seed) for path in datasets}
+    sets = {name: questions(path, loaded, rows=rows, seed=seed) for name, path in files.items()}
     found = fitting.fit(loaded, made, [list(one.ids) for asked in sets.values() for one in asked])
     by_temperature: dict[str, Any] = {}
-    progress = record.progress()
-    progress.disable = not bar
-    with progress:
+    with record.progress(shown=bar) as progress:
         task = progress.add_task("evaluate", total=len(temperatures) * sum(map(len, sets.values())), note="")
         for temperature in temperatures:
             bucket: Bucket = "greedy" if temperature == 0 else "sampled"
@@ -109,7 +105,7 @@ def _measured(
     """One data set at one temperature."""
     if not texts:
         raise ConfigError("data: the target ends every answer of a data set at once; there is no round to measure")
-    by_text = metrics.played(texts, new_tokens, metrics.whole(size), fit)
+    by_text = metrics.played(texts, new_tokens, fit)
     row = metrics.figures([made for rounds in by_text for made in rounds], size)
     row["tau_95"] = metrics.interval(by_text)
     once = [rounds for text, rounds in zip(texts, by_text, strict=True) if not metrics.loops(text, new_tokens)]

@@ -85,8 +85,15 @@ class Judge:
             yield Text(answer, blocks.accepted.numpy(), blocks.confidence.double().numpy())
 
 
-def whole_blocks(texts: Iterable[Text], size: int, new_tokens: int) -> tuple[Floats, Ints]:
-    """Confidence logits [n, k] and accepted slots [n] of all rounds whose blocks were verified whole.
+class JudgedRounds(NamedTuple):
+    """Rounds whose blocks were verified whole."""
+
+    logits: Floats  # [n, k] raw confidence
+    accepted: Ints  # [n]
+
+
+def whole_blocks(texts: Iterable[Text], size: int, new_tokens: int) -> JudgedRounds:
+    """All rounds of the texts, blocks verified whole.
 
     A round that ended its text is left out: what its later slots were worth was never seen.
     """
@@ -96,14 +103,7 @@ def whole_blocks(texts: Iterable[Text], size: int, new_tokens: int) -> tuple[Flo
             if made.emitted == made.accepted + 1:
                 scores.append(text.confidence[made.at])
                 kept.append(made.accepted)
-    return np.array(scores).reshape(len(scores), size), np.array(kept, np.int64)
-
-
-class JudgedRounds(NamedTuple):
-    """Rounds whose blocks were verified whole."""
-
-    logits: Floats  # [n, k] raw confidence
-    accepted: Ints  # [n]
+    return JudgedRounds(np.array(scores).reshape(len(scores), size), np.array(kept, np.int64))
 
 
 @dataclass(frozen=True, slots=True)

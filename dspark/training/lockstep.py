@@ -35,17 +35,13 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
         return self.keys, self.values
 
 
-def roomy_cache(layers: int, room: int) -> Cache:
-    cache = DynamicCache()
-    cache.layers = [RoomyLayer(room) for _ in range(layers)]
-    return cache
-
-
 def _held(model: Any, total: int) -> Cache | None:
     """Room for keys and values; None where layers keep more than those, for which a model makes its own."""
     if beyond_keys(model) is not None:
         return None
-    return roomy_cache(model.config.get_text_config().num_hidden_layers, total)
+    cache = DynamicCache()
+    cache.layers = [RoomyLayer(total) for _ in range(model.config.get_text_config().num_hidden_layers)]
+    return cache
 
 
 def drawn(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:

@@ -8,7 +8,7 @@ survival[j] over survival[j - 1]. `verify_rate` is emitted tokens over verified 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,6 @@ from dspark.training import reliability
 from dspark.training.judged import Text, whole_blocks
 from dspark.training.reliability import Floats
 from dspark.training.rounds import Played
-
-# Given [A, k] confidences, how many slots of each block are verified.
-PrefixRule = Callable[[Floats], Sequence[int]]
 
 
 def figures(rounds: Sequence[Played], size: int) -> dict[str, Any]:
@@ -56,27 +53,18 @@ def interval(by_text: Sequence[Sequence[Played]], seed: int = 0, draws: int = 50
     return float(low), float(high)
 
 
-def whole(size: int) -> PrefixRule:
-    """Blocks verified as they come."""
-    return lambda confidence: [size] * len(confidence)
-
-
-def above(threshold: float) -> PrefixRule:
-    """The slots before the first whose own confidence is strictly below the threshold; none may be left."""
-
-    def lengths(confidence: Floats) -> Sequence[int]:
-        passed = np.cumprod(confidence >= threshold, axis=1) if threshold > 0 else np.ones(confidence.shape)
-        return [int(n) for n in passed.sum(axis=1)]
-
+def above(confidence: Floats, threshold: float) -> list[int]:
+    """Of blocks [A, k] the slots before the first whose own confidence is strictly below the threshold [A]."""
+    lengths: list[int] = np.cumprod(~(confidence < threshold), axis=1).sum(axis=1).tolist()
     return lengths
 
 
-def played(texts: Sequence[Text], new_tokens: int, rule: PrefixRule, fit: SlotFit | None) -> list[list[Played]]:
-    """Rounds of every text under a prefix rule; confidence is calibrated by `fit`, or not."""
+def played(texts: Sequence[Text], new_tokens: int, fit: SlotFit | None, threshold: float = 0.0) -> list[list[Played]]:
+    """Rounds of every text, blocks cut where confidence, calibrated by `fit` or not, is below a threshold; 0: whole."""
     made = []
     for text in texts:
         told = reliability.sigmoid(text.confidence if fit is None else fit.logits(text.confidence))
-        made.append(text.play(rule(told), new_tokens))
+        made.append(text.play(above(told, threshold), new_tokens))
     return made
 
 
@@ -105,7 +93,7 @@ def sweep(
     """tau and verified tokens at every threshold; the same texts and drafts throughout."""
     points = []
     for threshold in thresholds:
-        rounds = [r for one in played(texts, new_tokens, above(threshold), fit) for r in one]
+        rounds = [r for one in played(texts, new_tokens, fit, threshold) for r in one]
         all_of = figures(rounds, size)
         points.append(
             {

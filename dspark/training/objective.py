@@ -19,7 +19,7 @@ from dspark.model.drafter import BlockDrafter
 from dspark.model.family import Drafter
 from dspark.model.language import LanguageDrafter
 from dspark.training.anchors import Labels, draw_anchors, label_blocks
-from dspark.training.batches import SampleBatch, padded
+from dspark.training.batches import SampleBatch
 from dspark.training.eagle3_loss import chain_loss, language_loss
 from dspark.training.lean_loss import LeanLoss, lean_block_loss
 from dspark.training.loss import DFLASH_WEIGHTS, LossSums, LossWeights
@@ -35,15 +35,9 @@ def batch_loss(
     if isinstance(drafter, BlockDrafter):
         return _blocks(drafter, batch, target_head, anchors, decay, key)
     if isinstance(drafter, ChainDrafter):
-        return _chains(drafter, batch, target_head)
+        return chain_loss(drafter, batch, target_head)
     assert isinstance(drafter, LanguageDrafter)
-    return language_loss(
-        drafter,
-        input_ids=padded(batch.ids, batch),
-        loss_mask=padded(batch.supervised.long(), batch),
-        last_hidden=padded(batch.last_hidden, batch),
-        target_head=target_head,
-    )
+    return language_loss(drafter, batch, target_head)
 
 
 def own_weights(config: DrafterConfig) -> LossWeights:
@@ -79,30 +73,9 @@ def _blocks(
     )
 
 
-def _chains(drafter: ChainDrafter, batch: SampleBatch, target_head: Tensor) -> LeanLoss:
-    """Conversations side by side, padded behind their ends."""
-    return chain_loss(
-        drafter,
-        features=padded(batch.features, batch),
-        input_ids=padded(batch.ids, batch),
-        loss_mask=padded(batch.supervised.long(), batch),
-        last_hidden=padded(batch.last_hidden, batch),
-        target_head=target_head,
-        lengths=torch.tensor([span.stop - span.start for span in batch.spans], device=batch.ids.device),
-    )
-
-
 def add_sums(parts: Sequence[LossSums]) -> LossSums:
-    """Sums of several pieces."""
-    return LossSums(*(sum_tensors(values) for values in zip(*parts, strict=True)))
-
-
-def sum_tensors(values: Sequence[Tensor]) -> Tensor:
-    """One after the other, from the left: the same numbers in the same order give the same sum."""
-    total = values[0]
-    for value in values[1:]:
-        total = total + value
-    return total
+    """Sums of several pieces, from the left: the same numbers in the same order give the same sum."""
+    return LossSums(*(sum(values[1:], start=values[0]) for values in zip(*parts, strict=True)))
 
 
 def _generator(key: Sequence[int]) -> torch.Generator:

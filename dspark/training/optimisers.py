@@ -36,10 +36,7 @@ def make_optimisers(drafter: nn.Module, settings: Settings) -> dict[str, Optimiz
 
 def set_step(optimisers: Mapping[str, Optimizer], settings: Settings, step: int, steps: int) -> None:
     """Sets the rates of a step of a drafter's run."""
-    if settings.schedule == "cosine":
-        share = cosine(step, steps, warmup=settings.warmup)
-    else:
-        share = rate(step, steps, warmup=round(settings.warmup * steps), decay_from=_LEVEL)
+    share = (cosine if settings.schedule == "cosine" else linear)(step, steps, round(settings.warmup * steps))
     peaks = {"adamw": settings.rate, "muon": settings.matrix_rate}
     for name, optimiser in optimisers.items():
         for group in optimiser.param_groups:
@@ -94,21 +91,17 @@ class Muon(Optimizer):
         return momentum_now
 
 
-def cosine(step: int, steps: int, *, warmup: float) -> float:
-    """Share of the peak learning rate of the published recipe: linear over the first `warmup` share of the steps (step
-    t of W: (t + 1) / W), then a cosine to 0 over the rest."""
-    rising = round(warmup * steps)
+def cosine(step: int, steps: int, rising: int) -> float:
+    """Share of the peak learning rate of the published recipe: linear over the first W = `rising` steps (step t:
+    (t + 1) / W), then a cosine to 0 over the rest."""
     if step < rising:
         return (step + 1) / rising
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
 
 
-def rate(step: int, steps: int, *, warmup: int, decay_from: float) -> float:
-    """Share of the peak learning rate: linear warm-up, level, then linear to 0 from `decay_from` of the run.
-
-    The level part does not depend on the length of the run: a run resumed with another length stays consistent.
-    """
-    rising = min(1.0, (step + 1) / max(1, warmup))
-    start = decay_from * steps
+def linear(step: int, steps: int, rising: int) -> float:
+    """Share of the peak learning rate: linear over the first `rising` steps, level, then linear to 0 from `_LEVEL` of
+    the run."""
+    start = _LEVEL * steps
     falling = 1.0 if step < start else (steps - step) / max(1.0, steps - start)
-    return rising * falling
+    return min(1.0, (step + 1) / max(1, rising)) * falling

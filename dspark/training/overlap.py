@@ -40,9 +40,7 @@ def separate(prompts: Sequence[Path], training: Sequence[Path], *, out: Path | N
     names = [path.name for path in prompts]
     if len(set(names)) < len(names):
         raise ConfigError(f"prompts: two files are named {max(names, key=names.count)}")
-    asked = {
-        path: [(row, [words_of(text) for text in _texts(path, n, row)]) for n, row in _rows(path)] for path in prompts
-    }
+    asked = {path: list(_read(path)) for path in prompts}
     sizes = {min(RUN, len(words)) for rows in asked.values() for _, texts in rows for words in texts if words}
     wanted = {run for rows in asked.values() for _, texts in rows for words in texts for run in _marks(words)}
     seen = set(_shared(wanted, sizes, training))
@@ -63,25 +61,19 @@ def _marks(words: Sequence[str]) -> Iterable[Run]:
 
 def _shared(wanted: set[Run], sizes: set[int], training: Sequence[Path]) -> Iterator[Run]:
     for path in training:
-        for number, row in _rows(path):
-            for text in _texts(path, number, row):
-                words = words_of(text)
+        for _, texts in _read(path):
+            for words in texts:
                 for size in sizes:
                     yield from (run for run in runs_of(words, size) if run in wanted)
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file")
-    return enumerate(read_rows(path), start=1)
-
-
-def _texts(path: Path, number: int, row: dict[str, Any]) -> list[str]:
-    """The texts of a row's turns."""
-    try:
-        turns = conversation_of(row)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: row {number}: {error}") from None
-    if any("token_ids" in turn for turn in turns):
-        raise ConfigError(f"{path}: row {number}: token_ids cannot be compared by words; give the text")
-    return [turn["content"] for turn in turns]
+def _read(path: Path) -> Iterator[tuple[dict[str, Any], list[list[str]]]]:
+    """The rows of a file, each with the words of its turns."""
+    for number, row in enumerate(read_rows(path), start=1):
+        try:
+            turns = conversation_of(row)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: row {number}: {error}") from None
+        if any("token_ids" in turn for turn in turns):
+            raise ConfigError(f"{path}: row {number}: token_ids cannot be compared by words; give the text")
+        yield row, [words_of(turn["content"]) for turn in turns]

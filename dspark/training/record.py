@@ -11,7 +11,7 @@ from dspark import plots
 from dspark.training.disk import write_whole
 
 
-def progress() -> Progress:
+def progress(*, shown: bool = True) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -20,6 +20,7 @@ def progress() -> Progress:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
         console=Console(stderr=True),  # what a command prints is its result
+        disable=not shown,
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from dspark.client import AsyncClient, Completion, DeadlineExceeded, InvalidRequest, ModelInfo, Overloaded, Unavailable
 from dspark.errors import ConfigError
 from dspark.training.chat import Chat
-from dspark.training.disk import RowFile, check_same_run, read_rows, write_whole
+from dspark.training.disk import RowFile, check_same_run, content_digest, read_rows, write_whole
 from dspark.training.settings import RegenerationSettings
 from dspark.training.split import conversation_of
 
@@ -197,7 +197,7 @@ def _check_same_run(out: Path, prompts: Path, asking: RegenerationSettings, info
     """A file is continued with the prompts, settings and target it was begun with, or not at all."""
     beside = out.with_name(f"{out.name}.settings.json")
     ours = {
-        "prompts": hashlib.sha256(prompts.read_bytes()).hexdigest()[:16],
+        "prompts": content_digest(prompts),
         "target": info.model,
         **asking.settings(),
     }

@@ -7,7 +7,6 @@ Launchers make the process group; this file only uses it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from dspark.model.config import DrafterConfig
 from dspark.model.family import Drafter
 from dspark.model.placement import pick_device
 from dspark.training.batches import BatchPlan, SampleBatch, assemble, make_plan, pieces
+from dspark.training.disk import content_digest
 from dspark.training.features import CachedFeatures, FeatureSource, OnlineFeatures, plan_cache
 from dspark.training.loss import LossSums
 from dspark.training.objective import add_sums, batch_loss
@@ -57,8 +57,9 @@ class TrainingRun:
     def sums(self, numbers: list[int], key: tuple[int, ...], *, learn: bool) -> LossSums:
         """The sums over samples; with `learn`, their gradient is added up, too."""
         found = []
+        precision = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.mixed)
         for batch in self.batches(numbers):
-            with torch.set_grad_enabled(learn), self._autocast():
+            with torch.set_grad_enabled(learn), precision:
                 loss = batch_loss(
                     self.drafter,
                     batch,
@@ -71,9 +72,6 @@ class TrainingRun:
                 loss.objective.backward()  # type: ignore[no-untyped-call]
             found.append(LossSums(*(value.detach() for value in loss.sums)))
         return add_sums(found)
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.mixed)
 
 
 def open_run(settings: Settings, world: WorkerGroup) -> TrainingRun:
@@ -93,7 +91,7 @@ def open_run(settings: Settings, world: WorkerGroup) -> TrainingRun:
         raise ConfigError(f"batch: {plan.batch} conversations cannot be shared by {world.size} workers")
     identity = {"samples": samples.digest(), "target": fingerprint(target.folder)}
     if settings.keep_tokens:
-        identity["keep_tokens"] = hashlib.sha256(Path(settings.keep_tokens).read_bytes()).hexdigest()[:16]
+        identity["keep_tokens"] = content_digest(Path(settings.keep_tokens))
     return TrainingRun(
         settings=settings,
         world=world,

@@ -6,7 +6,6 @@ A sample is one conversation: its ids, and which of them the target wrote. The f
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,9 +18,8 @@ from torch import Tensor
 
 from dspark.errors import ConfigError
 from dspark.training.chat import Chat
-from dspark.training.disk import read_rows, save_tensors, write_whole
+from dspark.training.disk import content_digest, read_rows, save_tensors, write_whole
 
-_HEX = 16
 MAX_LENGTH = 4096
 MIN_SUPERVISED = 14  # a conversation with fewer tokens of the target teaches next to nothing
 
@@ -87,11 +85,7 @@ class Samples(Sequence[Sample]):
 
     def digest(self) -> str:
         """Names the content."""
-        total = hashlib.sha256()
-        with self.path.open("rb") as file:
-            while chunk := file.read(1 << 20):
-                total.update(chunk)
-        return total.hexdigest()[:_HEX]
+        return content_digest(self.path)
 
 
 def encode_rows(
@@ -103,13 +97,17 @@ def encode_rows(
     def samples() -> Iterator[Sample]:
         for row in read_rows(rows):
             counts["rows"] += 1
+            where = f"{rows}: row {row.get('id', counts['rows'])!r}"
             if row.get("status", "success") != "success":
                 counts["failed"] += 1
                 continue
             turns = row.get("conversations")
-            if not isinstance(turns, list) or not turns:
-                raise ConfigError(f"{rows}: row {row.get('id')!r} has no conversations")
-            ids, supervised = chat.learned(turns)
+            if not isinstance(turns, list) or not turns or not all(map(_is_turn, turns)):
+                raise ConfigError(f"{where} has no conversations whose turns have a role and content")
+            try:
+                ids, supervised = chat.learned(turns)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from None
             counts["cut"] += len(ids) > max_length
             sample = Sample(torch.tensor(ids[:max_length]), torch.tensor(supervised[:max_length]))
             if int(sample.supervised.sum()) < min_supervised:
@@ -122,6 +120,10 @@ def encode_rows(
 
     write_samples(path, samples())
     return {name: counts[name] for name in ("rows", "samples", "tokens", "supervised", "cut", "short", "failed")}
+
+
+def _is_turn(turn: object) -> bool:
+    return isinstance(turn, dict) and all(isinstance(turn.get(name), str) for name in ("role", "content"))
 
 
 def most_written(samples: Path, count: int, path: Path) -> dict[str, Any]:

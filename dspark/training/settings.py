@@ -104,11 +104,11 @@ def from_json(raw: Mapping[str, Any]) -> Settings:
 class RegenerationSettings:
     """How the target's answers are drawn; the published settings of Qwen3 without thinking."""
 
-    temperature: float = setting(0.7, "Of the answers.")
-    top_p: float = setting(0.8, "Nucleus mass.")
-    top_k: int = setting(20, "Likeliest tokens kept; 0: all.")
-    min_p: float = setting(0.0, "Least share of the likeliest one.")
-    max_tokens: int = setting(4096, "Longest answer, as far as the context has room for it.")
+    temperature: float = setting(0.7, "Of the answers.", least=0)
+    top_p: float = setting(0.8, "Nucleus mass.", above=0, most=1)
+    top_k: int = setting(20, "Likeliest tokens kept; 0: all.", least=0)
+    min_p: float = setting(0.0, "Least share of the likeliest one.", least=0, most=1)
+    max_tokens: int = setting(4096, "Longest answer, as far as the context has room for it.", least=1)
     seed: int = setting(42, "Key of the draws.")
     concurrency: int = setting(32, "Answers asked for at the same time.", least=1)
     answer_timeout_s: float = setting(600.0, "Deadline of an answer.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +12,8 @@ from dspark.model.chain import ChainDrafter
 from dspark.model.config import Kind, ModelType
 from dspark.model.family import softcapped
 from dspark.model.language import LanguageDrafter
-from dspark.training.eagle3_loss import chain_loss, label_mask, language_loss, step_mask
+from dspark.training.batches import SampleBatch
+from dspark.training.eagle3_loss import chain_loss, judged_at, language_loss
 from tests.unit.model.tiny import FAMILIES, family_drafter
 
 CHAINS = [family for family in FAMILIES if family[0] in ("eagle3", "mtp")]
@@ -31,13 +34,29 @@ def _case(drafter: ChainDrafter | LanguageDrafter) -> dict[str, Tensor]:
     }
 
 
+def _batch(case: dict[str, Tensor], lengths: tuple[int, ...], features: Tensor | None = None) -> SampleBatch:
+    """The first tokens of each row, back to back."""
+
+    def joined(rows: Tensor) -> Tensor:
+        return torch.cat([row[:length] for row, length in zip(rows, lengths, strict=True)])
+
+    return SampleBatch(
+        ids=joined(case["input_ids"]),
+        supervised=joined(case["loss_mask"]) > 0,
+        offsets=tuple(itertools.accumulate(lengths, initial=0)),
+        numbers=tuple(range(len(lengths))),
+        features=joined(torch.empty(BATCH, LENGTH, 0) if features is None else features),
+        last_hidden=joined(case["last_hidden"]),
+    )
+
+
 @pytest.mark.parametrize(("kind", "model_type"), CHAINS)
 def test_the_loss_is_the_formula_and_so_are_its_gradients(kind: Kind, model_type: ModelType) -> None:
     drafter = family_drafter(kind, model_type).train()
     assert isinstance(drafter, ChainDrafter)
-    case, lengths = _case(drafter), torch.tensor([LENGTH, LENGTH, 9])
+    case, lengths = _case(drafter), (LENGTH, LENGTH, 9)
     features = torch.randn(BATCH, LENGTH, drafter.feature_size, generator=torch.Generator().manual_seed(8))
-    lean = chain_loss(drafter, features=features, lengths=lengths, **case)
+    lean = chain_loss(drafter, _batch(case, lengths, features), case["target_head"])
     (lean.objective / lean.sums.denominator).backward()
     found = {name: p.grad for name, p in drafter.named_parameters() if p.grad is not None}
     drafter.zero_grad()
@@ -75,19 +94,14 @@ def test_padding_adds_nothing(kind: Kind, model_type: ModelType) -> None:
     case, lengths = _case(drafter) | {"loss_mask": torch.ones(BATCH, LENGTH)}, (LENGTH, 11, 9)
     case["loss_mask"][1, :4] = 0
     features = torch.randn(BATCH, LENGTH, drafter.feature_size, generator=torch.Generator().manual_seed(8))
-    whole = chain_loss(drafter, features=features, lengths=torch.tensor(lengths), **case)
+    whole = chain_loss(drafter, _batch(case, lengths, features), case["target_head"])
     grad = torch.autograd.grad(whole.objective, drafter.layer.self_attn.q_proj.weight)[0]
     head = case.pop("target_head")
-    alone = [
-        chain_loss(
-            drafter,
-            features=features[row, None, :length],
-            lengths=torch.tensor([length]),
-            target_head=head,
-            **{name: rows[row, None, :length] for name, rows in case.items()},
-        )
+    ones = [
+        _batch({name: rows[row, None] for name, rows in case.items()}, (length,), features[row, None])
         for row, length in enumerate(lengths)
     ]
+    alone = [chain_loss(drafter, one, head) for one in ones]
     torch.testing.assert_close(whole.objective, sum(loss.objective for loss in alone), rtol=1e-5, atol=1e-6)
     own = torch.autograd.grad(sum(loss.objective for loss in alone), drafter.layer.self_attn.q_proj.weight)[0]
     torch.testing.assert_close(grad, own, rtol=1e-4, atol=1e-6)
@@ -97,24 +111,24 @@ def test_padding_adds_nothing(kind: Kind, model_type: ModelType) -> None:
 
 
 def test_a_step_is_judged_where_its_token_is_supervised_and_followed() -> None:
-    mask, length = torch.tensor([[0.0, 1, 1, 1, 1, 0]]), torch.tensor([6])
-    assert step_mask(mask, 0, length)[0].tolist() == [False, True, True, True, True, False]
-    assert step_mask(mask, 2, length)[0].tolist() == [True, True, True, False, False, False]
-    assert step_mask(mask, 0, torch.tensor([5]))[0].tolist() == [False, True, True, True, False, False]
+    mask, length = torch.tensor([[False, True, True, True, True, False]]), torch.tensor([6])
+    assert judged_at(mask, 0, 1, length)[0].tolist() == [False, True, True, True, True, False]
+    assert judged_at(mask, 2, 1, length)[0].tolist() == [True, True, True, False, False, False]
+    assert judged_at(mask, 0, 1, torch.tensor([5]))[0].tolist() == [False, True, True, True, False, False]
 
 
 def test_mtp_is_judged_where_the_predicted_token_is_supervised() -> None:
-    mask, length = torch.tensor([[0.0, 0, 0, 1, 1, 0]]), torch.tensor([6])
-    assert label_mask(mask, 0, length)[0].tolist() == [False, True, True, False, False, False]
-    assert label_mask(mask, 1, length)[0].tolist() == [True, True, False, False, False, False]
-    assert label_mask(mask, 0, torch.tensor([4]))[0].tolist() == [False, True, False, False, False, False]
+    mask, length = torch.tensor([[False, False, False, True, True, False]]), torch.tensor([6])
+    assert judged_at(mask, 2, 0, length)[0].tolist() == [False, True, True, False, False, False]
+    assert judged_at(mask, 3, 0, length)[0].tolist() == [True, True, False, False, False, False]
+    assert judged_at(mask, 2, 0, torch.tensor([4]))[0].tolist() == [False, True, False, False, False, False]
 
 
 def test_a_language_models_loss_is_the_formula_and_reaches_its_head() -> None:
     drafter = family_drafter("lm", "qwen3").train()
     assert isinstance(drafter, LanguageDrafter)
     case = _case(drafter)
-    lean = language_loss(drafter, **case)
+    lean = language_loss(drafter, _batch(case, (LENGTH,) * BATCH), case["target_head"])
     (lean.objective / lean.sums.denominator).backward()
     found = {name: p.grad.clone() for name, p in drafter.named_parameters()}
     drafter.zero_grad()
@@ -130,7 +144,7 @@ def test_a_language_models_loss_is_the_formula_and_reaches_its_head() -> None:
 def test_acceptance_of_a_block_is_that_of_its_tokens_one_after_the_other() -> None:
     drafter = family_drafter("lm", "qwen3")
     case = _case(drafter)
-    sums = language_loss(drafter, **case).sums
+    sums = language_loss(drafter, _batch(case, (LENGTH,) * BATCH), case["target_head"]).sums
     logits = drafter.base_logits(drafter.forward_tokens(case["input_ids"]))
     wanted = (case["last_hidden"] @ case["target_head"].t()).softmax(-1)
     rate = 1 - 0.5 * (logits.softmax(-1) - wanted).abs().sum(-1)

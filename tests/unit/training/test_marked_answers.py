@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dspark.errors import ConfigError
 from dspark.training.chat import Chat, answer_spans
+from dspark.training.samples import encode_rows
 
 QWEN = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -55,6 +57,24 @@ def test_with_a_template_every_answer_is_learned_and_nothing_else(tmp_path: Path
     assert text.replace(" ", "") == "well<|im_end|>\n" + chat.tokenizer.decode([7])
     assert ids[-1] == 7
     assert marks[-1]
+
+
+@pytest.mark.parametrize(
+    ("turns", "said"),
+    [
+        ([{"from": "human", "value": "hi"}, {"from": "gpt", "value": "well"}], "turns have a role and content"),
+        ([USER, {"role": "assistant", "token_ids": [5]}], "turns have a role and content"),
+        (["hi", "well"], "turns have a role and content"),
+        ([USER], "the last turn is not an answer"),
+    ],
+)
+def test_a_row_that_cannot_be_learned_is_named(tmp_path: Path, turns: list[object], said: str) -> None:
+    rows, chat = tmp_path / "rows.jsonl", Chat(_target(tmp_path, None))
+    rows.write_text(json.dumps({"id": "good", "conversations": [USER, ANSWER]}) + "\n", encoding="utf-8")
+    with rows.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"id": "b", "conversations": turns}) + "\n")
+    with pytest.raises(ConfigError, match=f"rows.jsonl: row 'b'.*{said}"):
+        encode_rows(rows, tmp_path / "samples.safetensors", chat)
 
 
 def test_a_target_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:

@@ -34,9 +34,8 @@ def test_no_rounds_have_no_figures() -> None:
 
 def test_a_slot_below_the_threshold_cuts_and_one_at_it_stays() -> None:
     confidence = np.array([[0.5, 0.4, 0.9], [0.1, 0.9, 0.9], [0.9, 0.9, 0.9]])
-    assert metrics.above(0.5)(confidence) == [1, 0, 3]
-    assert metrics.above(0.0)(confidence) == [3, 3, 3]
-    assert metrics.whole(3)(confidence) == [3, 3, 3]
+    assert metrics.above(confidence, 0.5) == [1, 0, 3]
+    assert metrics.above(confidence, 0.0) == [3, 3, 3]
 
 
 def text(accepted: list[int], logits: list[list[float]]) -> Text:

@@ -63,5 +63,5 @@ def test_rows_that_are_no_text_are_named(tmp_path: Path) -> None:
     prompts = _file(tmp_path / "p.jsonl", [_turns("Fine."), {"token_ids": [1, 2]}])
     with pytest.raises(ConfigError, match=r"p\.jsonl: row 2: token_ids"):
         separate([prompts], [prompts])
-    with pytest.raises(ConfigError, match=r"gone\.jsonl: no such file"):
+    with pytest.raises(ConfigError, match=r"gone\.jsonl: cannot be read: No such file"):
         separate([tmp_path / "gone.jsonl"], [prompts])

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from dspark.client import AsyncClient, ModelInfo, Unavailable
+from dspark.errors import ConfigError
 from dspark.training import regenerate as stage
 from dspark.training.chat import Chat
 from dspark.training.disk import read_rows
@@ -74,6 +75,14 @@ async def test_a_row_of_the_wrong_shape_ends_itself_and_not_the_run(
     assert (await regenerate(cast(AsyncClient, cell), prompts, out, chat, RegenerationSettings()))["rows"] == 9
     encoded = encode_rows(out, tmp_path / "samples.safetensors", chat, min_supervised=1)
     assert (encoded["samples"], encoded["failed"]) == (2, 7)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_tokens": 0}, {"top_p": 0.0}, {"min_p": 2.0}, {"temperature": -1.0}, {"top_k": -1}]
+)
+def test_what_no_cell_would_answer_is_refused_before_it_is_asked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        RegenerationSettings(**wrong)
 
 
 async def test_a_cell_that_is_away_at_the_start_is_waited_for(
