@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from dspark.errors import CheckpointError
-from dspark.model.config_keys import Keys, show
+from dspark.model.config_keys import MOST_LAYERS, Keys, show
 
 # Of other architectures; no tensor would tell.
 _SCALES = ("attention.scale", "logit_scale", "residual_scale", "embedding_scale")
@@ -29,7 +29,6 @@ DIVISORS = "rope_freqs.weight"
 _LOW, _HIGH, _BEFORE = 1.0, 4.0, 8192  # Llama 3.1 to 3.3: bounds of wavelengths, and the context before scaling
 _FACTORS = (8.0, 16.0, 32.0)
 _CLOSE = 1e-3
-_MOST_LAYERS = 1024
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def config_of(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str
         raise CheckpointError("tokenizer.ggml.tokens: no list of tokens")
     config: dict[str, Any] = {
         "max_position_embeddings": count("context_length"),
-        "num_hidden_layers": count("block_count", most=_MOST_LAYERS),
+        "num_hidden_layers": count("block_count", most=MOST_LAYERS),
         "hidden_size": count("embedding_length"),
         "intermediate_size": count("feed_forward_length"),
         "num_attention_heads": count("attention.head_count"),
@@ -137,12 +136,8 @@ def expected(config: Mapping[str, Any], architecture: str) -> dict[str, str]:
         raise CheckpointError(f"{architecture}: {' '.join(str(error).split())}") from error
     theirs = get_tensor_name_map(MODEL_ARCH[architecture.upper()], config["num_hidden_layers"])
     names = [name for name in model.state_dict() if name != "lm_head.weight" or not config["tie_word_embeddings"]]
-    return {theirs.get_name(name, (".weight", ".bias")) or _untied(name): name for name in names}
-
-
-def _untied(name: str) -> str:
-    """As a file calls it whose architecture has one table in the library's list."""
-    return name.replace("lm_head", "output")
+    # A head of its own is none of the list's for architectures that have one table.
+    return {theirs.get_name(name, (".weight", ".bias")) or name.replace("lm_head", "output"): name for name in names}
 
 
 def restored(name: str, values: Any, config: Mapping[str, Any], made: Architecture) -> Any:

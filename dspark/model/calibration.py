@@ -8,8 +8,7 @@ beside the weights; without that file the raw sigmoid is used. Plain numbers, no
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.errors import CheckpointError
-from dspark.model.config_keys import read_json_file
+from dspark.model.config_keys import finite, positive, read_json_file
 
 FILE_NAME = "calibration.json"
 VERSION = 3
@@ -130,19 +129,14 @@ def _fit(place: str, value: object, block_size: int) -> SlotFit:
         raise CheckpointError(f"{place}: expected an object, found {value!r}")
     if strange := sorted(value.keys() - {"temperatures", "offsets"}):
         raise CheckpointError(f"{place}.{strange[0]}: expected temperatures or offsets")
-    temperatures = _numbers(f"{place}.temperatures", value.get("temperatures"), block_size, above=0.0)
+    temperatures = _numbers(f"{place}.temperatures", value.get("temperatures"), block_size, positive)
     if "offsets" not in value:
         return SlotFit(temperatures)
-    return SlotFit(temperatures, _numbers(f"{place}.offsets", value["offsets"], block_size))
+    return SlotFit(temperatures, _numbers(f"{place}.offsets", value["offsets"], block_size, finite))
 
 
-def _numbers(name: str, value: object, block_size: int, above: float = -math.inf) -> tuple[float, ...]:
-    if not isinstance(value, list) or len(value) != block_size:
+def _numbers(name: str, value: object, count: int, read: Callable[[str, object], float]) -> tuple[float, ...]:
+    if not isinstance(value, list) or len(value) != count:
         size = len(value) if isinstance(value, list) else value
-        raise CheckpointError(f"{name}: expected {block_size} numbers, found {size!r}")
-    for slot, number in enumerate(value):
-        right = isinstance(number, int | float) and type(number) is not bool
-        if not right or not math.isfinite(number) or number <= above:
-            kind = "finite" if above < 0 else "positive"
-            raise CheckpointError(f"{name}[{slot}]: expected a {kind} number, found {number!r}")
-    return tuple(float(number) for number in value)
+        raise CheckpointError(f"{name}: expected {count} numbers, found {size!r}")
+    return tuple(read(f"{name}[{slot}]", number) for slot, number in enumerate(value))

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from dspark.errors import CheckpointError
 from dspark.fingerprint import Fingerprint
@@ -71,8 +70,7 @@ def fingerprint(
         digest.update(file.name.encode() + b"\0")
         try:
             with file.open("rb") as stream:
-                while chunk := stream.read(1 << 20):
-                    digest.update(chunk)
+                hashlib.file_digest(stream, lambda: digest)
         except OSError as error:
             raise CheckpointError(f"{file}: {error.strerror}") from error
     return digest.hexdigest()[:_HEX]
@@ -139,15 +137,20 @@ def _fill(
     _check_taps(folder, module, entries)
     check_shapes(folder, entries, {outer: tuple(shapes[name].shape) for name, outer in stored.items()})
     inside = {outer: name for name, outer in stored.items()}
-    tensors, digest = {}, _ProjectionDigest(config, folder)
+    with torch.device("meta"):
+        projected = list(build_projection(config).state_dict())
+    tensors = {}
+    digests: dict[str, bytes] = {}
     for outer, tensor in read_tensors(entries, sorted(inside)):
         name = inside[outer]
-        digest.see(name, tensor)
+        if name in projected:
+            raw = tensor.contiguous().view(torch.uint8).numpy()
+            digests[name] = hashlib.sha256(raw.data).digest() + str(tensor.dtype).encode()
         tensors[name] = tensor.to(device=device, dtype=torch.float32 if module.wide(name) else dtype)
     for name in MAY_LACK & shapes.keys() - stored.keys():
         tensors[name] = torch.zeros(shapes[name].shape, dtype=dtype, device=device)
     module.load_state_dict(tensors, assign=True, strict=False)  # what is missing now is tied
-    module.fingerprint = digest.text()
+    module.fingerprint = _projection_fingerprint(config, folder, [digests[name] for name in projected])
 
 
 def _check_taps(folder: Path, module: Projection, entries: Mapping[str, TensorEntry]) -> None:
@@ -280,23 +283,10 @@ def _stop_ids(model: Any, folder: Path, vocab_size: int) -> tuple[int, ...]:
     return ()
 
 
-class _ProjectionDigest:
-    """sha256 over the projection's tensors as stored, and over what they are applied to and made for."""
-
-    def __init__(self, config: DrafterConfig, folder: Path) -> None:
-        with torch.device("meta"):
-            self._names = list(build_projection(config).state_dict())
-        self._config, self._folder = config, folder
-        self._parts: dict[str, bytes] = {}
-
-    def see(self, name: str, tensor: Tensor) -> None:
-        if name in self._names:
-            raw = tensor.contiguous().view(torch.uint8).numpy()
-            self._parts[name] = hashlib.sha256(raw.data).digest() + str(tensor.dtype).encode()
-
-    def text(self) -> str:
-        made, taps = self._config, self._config.target_layer_ids
-        sizes = [made.vocab_size, made.hidden_size if taps else 0, made.rms_norm_eps if taps else 0.0]
-        about = json.dumps([*sizes, tokenizer_digest(self._folder)])
-        whole = about.encode() + b"".join(self._parts[name] for name in self._names)
-        return str(Fingerprint(made.family, ",".join(map(str, taps)), hashlib.sha256(whole).hexdigest()[:_HEX]))
+def _projection_fingerprint(config: DrafterConfig, folder: Path, digests: Iterable[bytes]) -> str:
+    """Of the projection's tensors as stored, of what they are applied to, and of what they are made for."""
+    taps = config.target_layer_ids
+    sizes = [config.vocab_size, config.hidden_size if taps else 0, config.rms_norm_eps if taps else 0.0]
+    about = json.dumps([*sizes, tokenizer_digest(folder)])
+    whole = hashlib.sha256(about.encode() + b"".join(digests))
+    return str(Fingerprint(config.family, ",".join(map(str, taps)), whole.hexdigest()[:_HEX]))

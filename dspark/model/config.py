@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from dspark.model.config_keys import CONFIG_NAME as CONFIG_NAME
-from dspark.model.yarn import Yarn
 
 HeadType = Literal["none", "vanilla", "gated", "rnn"]
 Kind = Literal["block", "eagle3", "mtp", "lm"]
 ModelType = Literal["qwen3", "gemma4_text", "deepseek_v4"]
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """YaRN (arXiv 2309.00071): rotation for contexts longer than those that layers were trained on.
+
+    Slow pairs, which turn less than once within the old length, turn slower by the factor; fast ones, which tell
+    neighbours apart, stay as they are; those between are mixed. Angles are told longer or shorter by a number, too, so
+    that attention is as sharp as before. Names and defaults are those of transformers' `rope_parameters`.
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+    def mixed(self, head_dim: int, theta: float) -> tuple[float, float]:
+        """The pairs between which those that keep their speed give way to those that are slowed down."""
+
+        def pair(turns: float) -> float:  # that turns so often within the old length
+            whole = math.log(self.original_max_position_embeddings / (turns * 2.0 * math.pi))
+            return head_dim * whole / (2.0 * math.log(theta))
+
+        low, high = pair(self.beta_fast), pair(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        return max(low, 0), min(high, head_dim - 1)
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,8 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
     try:
         config = parse_drafter_config(_completed(folder, raw))
         stages = None if config.stage is None else deepseek_v4.stages_in(_tensors(folder))  # settings may say others
-    except UnsupportedFamily as error:
-        raise UnsupportedFamily(f"{path}: {error}") from error
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    except CheckpointError as error:  # of a family that is not built, too
+        raise type(error)(f"{path}: {error}") from error
     return config if stages is None else dataclasses.replace(config, num_hidden_layers=stages)
 
 
@@ -56,19 +54,7 @@ def parse_drafter_config(raw: Any) -> DrafterConfig:
     if kind == "lm":
         return _language_model(keys, shape)
     layers = keys.count("num_target_layers", least=0)
-    if kind == "block":
-        own = _block(keys, shape["vocab_size"])
-    elif kind == "eagle3":
-        own = {
-            "block_size": keys.count("ttt_length", most=_MOST_SLOTS),
-            "step_loss_decay": keys.positive("step_loss_decay", default=0.8),
-        }
-    else:
-        keys.must_equal("num_nextn_predict_layers", 1)
-        own = {
-            "block_size": keys.count("block_size", default=DRAFT_TOKENS, most=_MOST_SLOTS),
-            "step_loss_decay": keys.positive("step_loss_decay", default=0.8),
-        }
+    own = _block(keys, shape["vocab_size"]) if kind == "block" else _chain(keys, kind)
     if kind != "block" and shape["num_hidden_layers"] != 1:
         raise CheckpointError(f"num_hidden_layers: this family has one layer, found {shape['num_hidden_layers']}")
     taps = keys.layer_ids("target_layer_ids", least=-1 if kind == "block" else 0, layers=layers)
@@ -182,6 +168,15 @@ def _block(keys: Keys, vocab: int) -> dict[str, Any]:
         "num_anchors": keys.count("num_anchors", default=512),
         "sample_from_anchor": anchored,
     }
+
+
+def _chain(keys: Keys, kind: Kind) -> dict[str, Any]:
+    if kind == "eagle3":
+        size = keys.count("ttt_length", most=_MOST_SLOTS)
+    else:
+        keys.must_equal("num_nextn_predict_layers", 1)
+        size = keys.count("block_size", default=DRAFT_TOKENS, most=_MOST_SLOTS)
+    return {"block_size": size, "step_loss_decay": keys.positive("step_loss_decay", default=0.8)}
 
 
 def _language_model(keys: Keys, shape: dict[str, Any]) -> DrafterConfig:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from typing import Any, cast
 from dspark.errors import CheckpointError
 
 CONFIG_NAME = "config.json"
-_MOST_LAYERS = 1024
+MOST_LAYERS = 1024
 _LARGEST_DIMENSION = 1 << 24  # keeps products of two dimensions far from overflow
 MOST_SETTINGS_BYTES = 4 << 20  # of config.json and its like
 MOST_LISTING_BYTES = 64 << 20  # of files that list a vocabulary or every weight
@@ -56,14 +57,13 @@ class Keys:
         return value
 
     def must_equal(self, key: str, wanted: object, *, absent_is_fine: bool = False) -> None:
-        if key not in self.raw and absent_is_fine:
-            return
-        if (value := self.raw.get(key)) != wanted:
+        value = self.raw.get(key)
+        if value != wanted and not (value is None and absent_is_fine):
             raise CheckpointError(f"{key}: expected {show(wanted)}, found {show(value)}")
 
     def layer_ids(self, key: str, *, least: int, layers: int) -> tuple[int, ...]:
         """Ascending layer ids from `least` to `layers` - 1; 0 layers means that the depth is not known."""
-        layers = layers or _MOST_LAYERS
+        layers = layers or MOST_LAYERS
         value = self.raw.get(key)
         fits = (
             isinstance(value, list)
@@ -99,9 +99,18 @@ def text_keys(raw: dict[str, Any]) -> Keys:
 
 def positive(key: str, value: object) -> float:
     """A finite number above 0."""
-    if isinstance(value, int | float) and type(value) is not bool and 0 < value <= sys.float_info.max:
+    return _number(key, value, "positive", least=math.ulp(0.0))
+
+
+def finite(key: str, value: object) -> float:
+    """Any number but infinities and NaN."""
+    return _number(key, value, "finite", least=-sys.float_info.max)
+
+
+def _number(key: str, value: object, kind: str, *, least: float) -> float:
+    if isinstance(value, int | float) and type(value) is not bool and least <= value <= sys.float_info.max:
         return float(value)
-    raise CheckpointError(f"{key}: expected a positive number, found {show(value)}")
+    raise CheckpointError(f"{key}: expected a {kind} number, found {show(value)}")
 
 
 def show(value: object) -> str:

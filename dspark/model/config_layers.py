@@ -5,11 +5,12 @@ Both give the same keyword arguments of `DrafterConfig`. A Gemma4 drafter always
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dspark.errors import CheckpointError, UnsupportedFamily
-from dspark.model.config_keys import Keys, positive, show
-from dspark.model.yarn import read_yarn
+from dspark.model.config import Yarn
+from dspark.model.config_keys import MOST_LAYERS, Keys, positive, show
 
 # What a setting says where pairs are neighbours; without any of them they lie half a head apart.
 NEIGHBOURS = {"rope_is_neox_style": False, "is_neox_style": False, "rope_interleave": True, "rope_interleaved": True}
@@ -17,7 +18,7 @@ NEIGHBOURS = {"rope_is_neox_style": False, "is_neox_style": False, "rope_interle
 
 def layer_shape(keys: Keys) -> dict[str, Any]:
     """Everything that layers, norms and positions are made of."""
-    layers = keys.count("num_hidden_layers", most=1024)
+    layers = keys.count("num_hidden_layers", most=MOST_LAYERS)
     types = keys.raw.get("layer_types")
     if types is not None and types != ["full_attention"] * layers:
         raise CheckpointError(f"layer_types: expected {layers} times full_attention, found {show(types)}")
@@ -141,8 +142,36 @@ def _rope(keys: Keys) -> dict[str, Any]:
     inside, beside = parameters.get("rope_theta"), raw.get("rope_theta")
     from_top = inside is None and beside is not None
     theta = positive("rope_theta", beside) if from_top else positive(f"{where}.rope_theta", inside)
-    longest = keys.count("max_position_embeddings")
-    return {"rope_theta": theta, "yarn": read_yarn(parameters, where, longest) if kind == "yarn" else None}
+    return {"rope_theta": theta, "yarn": _yarn(keys, parameters, where, theta) if kind == "yarn" else None}
+
+
+def _yarn(keys: Keys, raw: dict[str, Any], where: str, theta: float) -> Yarn:
+    """Of the settings `where`."""
+
+    def number(key: str, default: float | None = None) -> float:
+        return positive(f"{where}.{key}", default if raw.get(key) is None else raw[key])
+
+    def sharpness(scale: float) -> float:
+        return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
+
+    original = number("original_max_position_embeddings")
+    if original != int(original):
+        raise CheckpointError(f"{where}.original_max_position_embeddings: {show(original)} is no length")
+    factor = number("factor", keys.count("max_position_embeddings") / original)
+    if raw.get("mscale") and raw.get("mscale_all_dim"):
+        sharp = sharpness(number("mscale")) / sharpness(number("mscale_all_dim"))
+    else:
+        sharp = sharpness(1.0)
+    truncate = raw.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise CheckpointError(f"{where}.truncate: expected true or false, found {show(truncate)}")
+    longer = number("attention_factor", sharp)
+    made = Yarn(factor, int(original), longer, number("beta_fast", 32.0), number("beta_slow", 1.0), truncate)
+    try:
+        made.mixed(keys.count("head_dim"), theta)
+    except (ArithmeticError, ValueError) as error:
+        raise CheckpointError(f"{where}: these numbers give no rotation ({error})") from error
+    return made
 
 
 def _must_be_one(key: str, value: object) -> None:

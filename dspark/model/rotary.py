@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dspark.model.yarn import Yarn
+from dspark.model.config import Yarn
 
 
 class RMSNorm(nn.Module):

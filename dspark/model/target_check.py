@@ -15,14 +15,12 @@ from typing import Any
 import torch
 
 from dspark.errors import CheckpointError
-from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, refuse, show
+from dspark.model.config_keys import CONFIG_NAME, MOST_LAYERS, Keys, read_json, refuse, show
 from dspark.model.formats.source import without_computed
-from dspark.model.weights_file import TensorEntry, read_tensors
+from dspark.model.weights_file import FLOATS, TensorEntry, misshapen, read_tensors
 
-MOST_LAYERS = 1024
 _IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 INTEGERS = ("I", "U", "BOOL", "C")  # how such formats begin, and complex ones
-_FLOATS = ("F64", "F32", "F16", "BF16")
 _GENERATION = "generation_config.json"
 _ADAPTER = "adapter_config.json"  # names another checkpoint, which would be loaded in its place
 
@@ -64,11 +62,7 @@ def check_target_headers(folder: Path, entries: Mapping[str, TensorEntry]) -> di
     scales = {name for name in entries if "scale" in name.rpartition(".")[2]}
     parameters = {name for name, _ in model.named_parameters()}
     complaints = {
-        "mismatched keys": [
-            f"{name} {list(entries[name].shape)} instead of {list(expected[name])}"
-            for name in shared
-            if entries[name].shape != expected[name]
-        ],
+        "mismatched keys": misshapen(entries, expected),
         "not floating point": [
             f"{name} {entries[name].dtype}"
             for name in shared
@@ -81,7 +75,8 @@ def check_target_headers(folder: Path, entries: Mapping[str, TensorEntry]) -> di
             if (entry.dtype.startswith("F8_E4M3") or name.endswith("_blocks")) and not _scaled(name, scales)
         ],
     }
-    tied = (getattr(model, "_tied_weights_keys", None) or ()) if _ties(model) else ()
+    ties = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
+    tied = (getattr(model, "_tied_weights_keys", None) or ()) if ties else ()
     # Beside quantised weights lie scales, under names that the model itself does not have.
     quantised = getattr(model.config, "quantization_config", None) is not None
     if not quantised and expected.keys() - set(tied) <= entries.keys():  # so none is stored under another name
@@ -98,7 +93,7 @@ def _scaled(name: str, scales: Collection[str]) -> bool:
 
 def check_target_values(entries: Mapping[str, TensorEntry]) -> bool:
     """Refuses NaN and infinities, one tensor at a time. Whether that was all: there are formats it cannot read."""
-    names = [name for name, entry in entries.items() if entry.dtype in _FLOATS]
+    names = [name for name, entry in entries.items() if entry.dtype in FLOATS]
     for _ in read_tensors(entries, names):
         pass
     return len(names) == len(entries)
@@ -114,11 +109,6 @@ def _outline(folder: Path) -> Any:
             return AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
     except Exception:  # what the library makes of a strange file has no type of its own; loading says what it is
         return None
-
-
-def _ties(model: Any) -> bool:
-    """Whether its embedding is its head, so that one of them may be stored alone."""
-    return bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
 
 
 def _check_finite(key: str, value: object) -> None:

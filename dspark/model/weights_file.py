@@ -34,6 +34,7 @@ SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 MAX_ENTRIES = 100_000  # the largest mixtures of experts stay below; a flood of names does not
 MAX_HEADER_BYTES = 8 << 20  # of one file; some 60,000 tensors
+FLOATS = ("F64", "F32", "F16", "BF16")
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 SQUARE, ROW = 128, 32
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -82,21 +83,23 @@ def weight_files(folder: Path) -> list[Path]:
 
 def check_shapes(folder: Path, entries: Mapping[str, TensorEntry], expected: Mapping[str, tuple[int, ...]]) -> None:
     """Exactly the expected names and shapes, all floating point; else one error with all of them."""
-    floats = ("F64", "F32", "F16", "BF16")
     shared = sorted(expected.keys() & entries.keys())
-    misshapen = [
-        f"{name} {list(entries[name].shape)} instead of {list(expected[name])}"
-        for name in shared
-        if entries[name].shape != expected[name]
-    ]
-    mistyped = [f"{n} {entries[n].dtype}" for n in shared if entries[n].dtype not in floats]
     complaints = {
         "missing": sorted(expected.keys() - entries.keys()),
         "unexpected": sorted(entries.keys() - expected.keys()),
-        "wrong shape": misshapen,
-        "wrong dtype": mistyped,
+        "wrong shape": misshapen(entries, expected),
+        "wrong dtype": [f"{name} {entries[name].dtype}" for name in shared if entries[name].dtype not in FLOATS],
     }
     refuse(folder, complaints)
+
+
+def misshapen(entries: Mapping[str, TensorEntry], expected: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Tensors that are there in another shape, and what they should be."""
+    return [
+        f"{name} {list(entries[name].shape)} instead of {list(expected[name])}"
+        for name in sorted(expected.keys() & entries.keys())
+        if entries[name].shape != expected[name]
+    ]
 
 
 def read_tensors(entries: Mapping[str, TensorEntry], names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
@@ -194,13 +197,10 @@ def _read_index(path: Path) -> dict[str, str]:
 def _check_index(path: Path, entries: Mapping[str, TensorEntry]) -> None:
     """The index and the files name the same tensors, each in the same file."""
     said = _read_index(path)
-    wrong = sorted(name for name in said.keys() | entries.keys() if not _in_place(name, said, entries))
+    placed = {name: entry.file.name for name, entry in entries.items()}
+    wrong = sorted(name for name in said.keys() | placed.keys() if said.get(name) != placed.get(name))
     if wrong:
         raise CheckpointError(f"{path}: says otherwise than the files of {listed(wrong)}")
-
-
-def _in_place(name: str, said: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> bool:
-    return name in entries and said.get(name) == entries[name].file.name
 
 
 def _stays(folder: Path, file: Path) -> None:

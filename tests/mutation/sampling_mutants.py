@@ -286,8 +286,8 @@ MUTANTS = [
             ),
             (
                 "a temperature of 0 is taken",
-                "not math.isfinite(number) or number <= above:",
-                "not math.isfinite(number) or number < above:",
+                'value.get("temperatures"), block_size, positive)',
+                'value.get("temperatures"), block_size, finite)',
             ),
         ),
     ),

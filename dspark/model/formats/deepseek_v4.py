@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.config import DrafterConfig, StageShape
-from dspark.model.config_keys import Keys
+from dspark.model.config_keys import MOST_LAYERS, Keys
 
 MODEL_TYPE: Literal["deepseek_v4"] = "deepseek_v4"
 PREFIX = "mtp."
@@ -76,7 +76,7 @@ def parse(raw: dict[str, Any]) -> DrafterConfig:
     if not any(key.startswith("dspark_") for key in raw):
         raise UnsupportedFamily("no dspark_* keys: this DeepSeek-V4 checkpoint holds no DSpark module to draft with")
     keys = Keys(raw)
-    layers = keys.count("num_hidden_layers", most=1024)
+    layers = keys.count("num_hidden_layers", most=MOST_LAYERS)
     stage = StageShape(**{field: read(keys, key, **within) for field, (key, read, within) in _STAGE.items()})
     head_dim, heads, vocab = keys.count("head_dim"), keys.count("num_attention_heads"), keys.count("vocab_size")
     if stage.rope_dim > head_dim or stage.rope_dim % 2:

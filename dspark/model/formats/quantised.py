@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.config_keys import show
@@ -69,9 +69,4 @@ def module_entries(entries: Mapping[str, TensorEntry], stages: int) -> dict[str,
         raise CheckpointError(
             f"no {PREFIX}{stages - 1}.{MARKOV}; stages that are there: {show(held) if held else 'none'}"
         )
-    tables = {name: entries[name] for name in _stored_tables(entries)}
-    return with_scales(mine | tables)
-
-
-def _stored_tables(entries: Mapping[str, TensorEntry]) -> Iterable[str]:
-    return (name for name in ENDS.values() if name in entries)
+    return with_scales(mine | {name: entries[name] for name in ENDS.values() if name in entries})

@@ -48,7 +48,7 @@ def open_source(folder: Path, config: DrafterConfig, *, target: Callable[[], Pat
     if config.stage is not None:
         return TensorSource(_module(folder, entries, config), None)
     if config.kind == "lm":
-        entries = language_entries(folder, entries, tied=config.tie_word_embeddings)
+        entries = _language_entries(folder, entries, tied=config.tie_word_embeddings)
         return TensorSource(reordered(entries, config), None)
     if is_speculators(read_json(folder / CONFIG_NAME)):
         entries = {name: entry for name, entry in entries.items() if name not in _TRAINING_ONLY}
@@ -96,12 +96,8 @@ def _tied(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, TensorEntr
     """One table under both names, where the file has one; two that are there must be equal."""
     here = [name for name in SHARED if name in entries]
     if len(here) == len(SHARED):
-        check_equal(folder, *((name, entries[name]) for name in SHARED))
-    return entries | {
-        name: dataclasses.replace(entries[here[0]], stored=entries[here[0]].stored or here[0])
-        for name in SHARED
-        if here and name not in entries
-    }
+        _check_equal(folder, entries, *SHARED)
+    return entries | {name: _renamed(entries[here[0]], here[0]) for name in SHARED if here and name not in entries}
 
 
 def _absent(entries: Mapping[str, TensorEntry]) -> list[str]:
@@ -147,7 +143,7 @@ def target_tables(folder: Path) -> dict[str, TensorEntry]:
     embedding, head = (stored.get(table) for table in SHARED)
     either = embedding or head or _one(theirs, folder, SHARED[0])
     found = dict(zip(SHARED, (embedding or either, head or either), strict=True))
-    return {table: dataclasses.replace(theirs[name], stored=name) for table, name in found.items()}
+    return {table: _renamed(theirs[name], name) for table, name in found.items()}
 
 
 def _one(entries: dict[str, TensorEntry], folder: Path, ending: str) -> str:
@@ -162,7 +158,7 @@ def without_computed(entries: Mapping[str, TensorEntry]) -> dict[str, TensorEntr
     return {name: entry for name, entry in entries.items() if _COMPUTED not in name}
 
 
-def language_entries(folder: Path, entries: Mapping[str, TensorEntry], *, tied: bool) -> dict[str, TensorEntry]:
+def _language_entries(folder: Path, entries: Mapping[str, TensorEntry], *, tied: bool) -> dict[str, TensorEntry]:
     """Names as in `LanguageDrafter.stored_names`; a tied head that is stored beside its table must be equal to it."""
     inner = [name for name in entries if name != HEAD]
     while inner and all(name.startswith(2 * _INSIDE) or name == _INSIDE + HEAD for name in inner):
@@ -172,11 +168,10 @@ def language_entries(folder: Path, entries: Mapping[str, TensorEntry], *, tied: 
         entries = {name if name == HEAD else _INSIDE + name: _renamed(entry, name) for name, entry in entries.items()}
     found = dict(entries)
     if tied and HEAD in found:
-        head = found.pop(HEAD)
         if EMBEDDING in found:
-            check_equal(folder, (EMBEDDING, found[EMBEDDING]), (HEAD, head))
-        else:
-            found[EMBEDDING] = _renamed(head, HEAD)
+            _check_equal(folder, found, EMBEDDING, HEAD)
+        head = found.pop(HEAD)
+        found.setdefault(EMBEDDING, _renamed(head, HEAD))
     return found
 
 
@@ -185,13 +180,11 @@ def _renamed(entry: TensorEntry, name: str) -> TensorEntry:
     return entry if entry.stored else dataclasses.replace(entry, stored=name)
 
 
-def check_equal(folder: Path, table: tuple[str, TensorEntry], head: tuple[str, TensorEntry]) -> None:
-    """Refuses a head that differs from the table it is tied to; each with its name."""
-    both = dict(read_tensors(dict((table, head)), (table[0], head[0])))
-    if not torch.equal(both[table[0]], both[head[0]]):
-        raise CheckpointError(
-            f"{folder}: {head[0]} differs from {table[0]}, and config.json ties them (tie_word_embeddings)"
-        )
+def _check_equal(folder: Path, entries: Mapping[str, TensorEntry], table: str, head: str) -> None:
+    """Refuses a head that differs from the table it is tied to."""
+    both = dict(read_tensors(entries, (table, head)))
+    if not torch.equal(both[table], both[head]):
+        raise CheckpointError(f"{folder}: {head} differs from {table}, and config.json ties them (tie_word_embeddings)")
 
 
 def reordered(entries: dict[str, TensorEntry], config: DrafterConfig) -> dict[str, TensorEntry]:
@@ -205,5 +198,5 @@ def reordered(entries: dict[str, TensorEntry], config: DrafterConfig) -> dict[st
         count = next((count for part, count in heads.items() if name.endswith(f".{part}.weight")), 0)
         if count and entry.shape and entry.shape[0] == count * config.head_dim:
             rows = (torch.arange(count).unsqueeze(1) * config.head_dim + one).flatten()
-            made[name] = dataclasses.replace(entry, rows=rows, stored=entry.stored or name)
+            made[name] = dataclasses.replace(_renamed(entry, name), rows=rows)
     return made

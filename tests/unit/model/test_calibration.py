@@ -109,6 +109,8 @@ def test_a_file_of_an_earlier_version_is_refused_by_name(tmp_path: Path, earlier
         (_greedy([1.0]), r"rules\.block\.greedy\.temperatures: expected 3 numbers, found 1"),
         (_greedy([1.0, 0.0, 1.0]), r"rules\.block\.greedy\.temperatures\[1\]: expected a positive number, found 0"),
         (_greedy([1.0, 1.0, float("nan")]), r"rules\.block\.greedy\.temperatures\[2\]"),
+        (_greedy([1.0, 10**400, 1.0]), r"rules\.block\.greedy\.temperatures\[1\]: expected a positive number"),
+        (_greedy([1.0] * 3, [0.0, -(10**400), 0.0]), r"rules\.block\.greedy\.offsets\[1\]: expected a finite"),
         (_greedy([1.0, "1", 1.0]), r"rules\.block\.greedy\.temperatures\[1\]"),
         (_greedy([1.0] * 3, [0.0]), r"rules\.block\.greedy\.offsets: expected 3 numbers, found 1"),
         (_greedy([1.0] * 3, [0.0, float("inf"), 0.0]), r"rules\.block\.greedy\.offsets\[1\]: expected a finite number"),

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.checkpoint import fingerprint, load_drafter, load_projection
-from dspark.model.config_file import parse_drafter_config
+from dspark.model.config_file import parse_drafter_config, read_drafter_config
 from tests.unit.model.golden import DATA, altered
 
 GOOD = DATA / "dspark_vanilla"
@@ -184,6 +184,12 @@ def test_pickles_are_refused_by_name(folder: Path, name: str) -> None:
 def test_a_wrong_setting_is_named_with_its_value(folder: Path, change: dict[str, Any], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         load_drafter(altered(folder, change))
+
+
+def test_null_says_that_a_setting_is_not_there(folder: Path) -> None:
+    said = read_drafter_config(folder)
+    names = ("attention_bias", "hidden_act", "use_sliding_window", "layer_types")
+    assert read_drafter_config(altered(folder, dict.fromkeys(names))) == said
 
 
 @pytest.mark.parametrize(

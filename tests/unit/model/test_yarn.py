@@ -58,6 +58,12 @@ def test_both_spellings_say_the_same(folder: Path) -> None:
         ({"factor": 0, "original_max_position_embeddings": 64}, "rope_parameters.factor"),
         ({"factor": 4.0}, "rope_parameters.original_max_position_embeddings"),
         ({"factor": 4.0, "original_max_position_embeddings": 64, "truncate": 1}, "rope_parameters.truncate"),
+        ({"factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1.0}, "rope_parameters: .* no rotation"),
+        ({"factor": 4.0, "original_max_position_embeddings": 64, "beta_slow": 1e308}, "rope_parameters: .*rotation"),
+        (
+            {"factor": 1e300, "original_max_position_embeddings": 64, "mscale": 1e308, "mscale_all_dim": 1e308},
+            "rope_parameters.attention_factor",
+        ),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_named(folder: Path, settings: dict[str, Any], named: str) -> None:
