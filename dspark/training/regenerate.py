@@ -9,10 +9,11 @@ was killed changes nothing. Failures that may pass are retried; a row that can n
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
+import itertools
 import json
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,61 +48,46 @@ async def regenerate(
     """
     rows = list(read_rows(prompts))
     info = await _patiently(client.model_info, asking.patience_s)
+    asker = _Asker(client, info, chat, asking)
     with RowFile(out) as file:
         _check_same_run(out, prompts, asking, info)
         done = _rows_done(out, rows)
         start, tokens, failed = time.monotonic(), 0, 0
         if progress:
             progress(done, 0)
-        async with _Window(client, info, chat, asking, rows, done) as window:
-            while ready := await window.next_rows():
+        left, running = enumerate(rows[done:], start=done), deque[asyncio.Task[dict[str, Any]]]()
+        try:
+            while True:
+                for number, row in itertools.islice(left, WINDOW * asking.concurrency - len(running)):
+                    running.append(asyncio.create_task(asker.row(number, row)))
+                if not running:
+                    break
+                await running[0]
+                ready = [task.result() for task in itertools.takewhile(_answered, running)]
                 file.append(ready)
-                done += len(ready)
-                failed += sum(row["status"] != "success" for row in ready)
-                tokens += sum(len(t["token_ids"]) for row in ready for t in _answers(row))
+                for row in ready:
+                    running.popleft()
+                    done += 1
+                    failed += row["status"] != "success"
+                    tokens += sum(len(turn["token_ids"]) for turn in _answers(row))
                 if progress:
                     progress(done, tokens)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)  # the first failure is on its way already
     return {"rows": done, "failed": failed, "tokens": tokens, "seconds": time.monotonic() - start, "file": str(out)}
 
 
-class _Window:
-    """The rows being answered, bounded, given out in order."""
+class _Asker:
+    """Asks for the answers in rows, for so many at a time as may be."""
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        info: ModelInfo,
-        chat: Chat,
-        asking: RegenerationSettings,
-        rows: Sequence[Mapping[str, Any]],
-        first: int,
-    ) -> None:
+    def __init__(self, client: AsyncClient, info: ModelInfo, chat: Chat, asking: RegenerationSettings) -> None:
         self._client, self._info, self._chat, self._asking = client, info, chat, asking
-        self._rows, self._next = rows, first
-        self._running: dict[int, asyncio.Task[dict[str, Any]]] = {}  # by row, in order
         self._free = asyncio.Semaphore(asking.concurrency)
 
-    async def next_rows(self) -> list[dict[str, Any]]:
-        """The next rows that are ready, at least one; empty at the end."""
-        self._fill()
-        if not self._running:
-            return []
-        first = next(iter(self._running))
-        await self._running[first]
-        ready = []
-        for number in list(self._running):
-            if not self._running[number].done():
-                break
-            ready.append(self._running.pop(number).result())
-        return ready
-
-    def _fill(self) -> None:
-        while self._next < len(self._rows) and len(self._running) < WINDOW * self._asking.concurrency:
-            self._running[self._next] = asyncio.create_task(self._row(self._next))
-            self._next += 1
-
-    async def _row(self, number: int) -> dict[str, Any]:
-        row = self._rows[number]
+    async def row(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The row as it is written."""
         async with self._free:
             try:
                 turns = await self._conversation(number, row)
@@ -144,16 +130,6 @@ class _Window:
             "finish_reason": answer.end.finish_reason,
         }
 
-    async def __aenter__(self) -> _Window:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for task in self._running.values():
-            task.cancel()
-        for task in self._running.values():
-            with contextlib.suppress(asyncio.CancelledError, Exception):  # the first failure is on its way already
-                await task
-
 
 async def _patiently(ask: Callable[[], Awaitable[Told]], patience_s: float) -> Told:
     """Asks again, ever more rarely, while the cell is away or full; after the patience the failure itself is raised."""
@@ -168,6 +144,10 @@ async def _patiently(ask: Callable[[], Awaitable[Told]], patience_s: float) -> T
                 raise
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+def _answered(task: asyncio.Task[dict[str, Any]]) -> bool:
+    return task.done() and task.exception() is None
 
 
 def _answers(row: Mapping[str, Any]) -> list[dict[str, Any]]:

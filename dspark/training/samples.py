@@ -103,7 +103,9 @@ def encode_rows(
                 continue
             turns = row.get("conversations")
             if not isinstance(turns, list) or not turns or not all(map(_is_turn, turns)):
-                raise ConfigError(f"{where} has no conversations whose turns have a role and content")
+                raise ConfigError(
+                    f"{where} has no conversations whose turns have a role, content and ids for token_ids"
+                )
             try:
                 ids, supervised = chat.learned(turns)
             except ConfigError as error:
@@ -123,7 +125,11 @@ def encode_rows(
 
 
 def _is_turn(turn: object) -> bool:
-    return isinstance(turn, dict) and all(isinstance(turn.get(name), str) for name in ("role", "content"))
+    """Whether it has what a chat reads: a role, a content, and token_ids that are ids or nothing."""
+    if not isinstance(turn, dict) or not all(isinstance(turn.get(name), str) for name in ("role", "content")):
+        return False
+    ids = turn.get("token_ids") or []
+    return isinstance(ids, list) and all(type(token) is int and token >= 0 for token in ids)
 
 
 def most_written(samples: Path, count: int, path: Path) -> dict[str, Any]:

@@ -167,6 +167,9 @@ def _start_from(drafter: Drafter, folder: str, target: Path) -> None:
         if shapes[0] != shapes[1]:
             said = [f"of shape {shape}" if shape is not None else "missing" for shape in shapes]
             raise ConfigError(f"start: {name} of {folder} is {said[0]}, and {said[1]} in the drafter of this run")
+    says = [None if each.kept_tokens is None else each.kept_tokens.tolist() for each in (given, drafter)]
+    if says[0] != says[1]:
+        raise ConfigError(f"start: the head of {folder} says other tokens than keep_tokens of this run")
     drafter.load_state_dict(weights)
 
 

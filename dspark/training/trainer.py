@@ -34,12 +34,12 @@ HELD_OUT_KEY = 0x7E57  # anchors of held-out conversations are the same at every
 OnStep = Callable[[int, int, Mapping[str, float]], None]  # steps done, steps in all, the figures of the step
 
 
-def train_drafter(settings: Settings, *, world: WorkerGroup | None = None, on_step: OnStep | None = None) -> Path:
+def train_drafter(settings: Settings, *, on_step: OnStep | None = None) -> Path:
     """Trains, or goes on below `settings.out`; returns the folder of the drafter in the released format.
 
     Beside it: `state.safetensors`, `log.csv` and `loss.png`. ConfigError where the folder holds another run.
     """
-    world = world or WorkerGroup.of_process_group()
+    world = WorkerGroup.of_process_group()
     run = open_run(settings, world)
     out, plan = Path(settings.out), run.plan
     optimisers = make_optimisers(run.drafter, settings)

@@ -62,9 +62,11 @@ def test_with_a_template_every_answer_is_learned_and_nothing_else(tmp_path: Path
 @pytest.mark.parametrize(
     ("turns", "said"),
     [
-        ([{"from": "human", "value": "hi"}, {"from": "gpt", "value": "well"}], "turns have a role and content"),
-        ([USER, {"role": "assistant", "token_ids": [5]}], "turns have a role and content"),
-        (["hi", "well"], "turns have a role and content"),
+        ([{"from": "human", "value": "hi"}, {"from": "gpt", "value": "well"}], "turns have a role"),
+        ([USER, {"role": "assistant", "token_ids": [5]}], "turns have a role"),
+        ([USER, ANSWER | {"token_ids": [5, -1]}], "turns have .* ids for token_ids"),
+        ([USER, ANSWER | {"token_ids": "5"}], "turns have .* ids for token_ids"),
+        (["hi", "well"], "turns have a role"),
         ([USER], "the last turn is not an answer"),
     ],
 )

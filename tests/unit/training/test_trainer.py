@@ -158,6 +158,18 @@ def test_a_start_that_does_not_fit_is_refused_with_what_differs(
     train_drafter(replace(again, block_size=3))  # any length of blocks will do
 
 
+def test_a_start_whose_head_says_other_tokens_is_refused(samples: Path, golden_target: Path, tmp_path: Path) -> None:
+    """As many of them: no shape would tell."""
+    kept = [tmp_path / name for name in ("some.json", "others.json")]
+    for number, path in enumerate(kept):
+        path.write_text(json.dumps(list(range(number, number + 64))))
+    settings = short_run(samples, golden_target, tmp_path / "first", steps=1, keep_tokens=str(kept[0]))
+    again = replace(settings, out=str(tmp_path / "again"), start=str(train_drafter(settings)))
+    with pytest.raises(ConfigError, match=r"^start: the head of .* other tokens"):
+        train_drafter(replace(again, keep_tokens=str(kept[1])))
+    train_drafter(again)
+
+
 def test_a_start_may_leave_its_tables_to_the_target(samples: Path, golden_target: Path, tmp_path: Path) -> None:
     first = train_drafter(short_run(samples, golden_target, tmp_path / "first", steps=1))
     without_tables(first, tmp_path / "shared", target=golden_target)
