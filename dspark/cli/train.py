@@ -143,7 +143,7 @@ def _cache(args: argparse.Namespace) -> dict[str, Any]:
     plan = plan_for(settings, args.dtype)
     told = plan.to_json()
     size = {name: told[name] for name in ("num_samples", "num_tokens", "bytes_per_token", "bytes")}
-    print(f"{plan.tokens:,} tokens of {plan.bytes_per_token:,} bytes: {plan.bytes / 1e9:.3f} GB", file=sys.stderr)
+    print(f"{plan.num_tokens:,} tokens of {plan.bytes_per_token:,} bytes: {plan.bytes / 1e9:.3f} GB", file=sys.stderr)
     if not args.estimate:
         make_cache(settings, plan, args.out)
     return size | {"shards": len(plan.shards), "folder": str(args.out)}

@@ -27,7 +27,7 @@ from dspark.model.calibration import (
 )
 from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.location import locate
-from dspark.training import record, reliability, sts
+from dspark.training import record, reliability
 from dspark.training.asked import by_name, questions
 from dspark.training.disk import write_whole
 from dspark.training.judged import Judge, JudgedRounds, RoundSource
@@ -120,8 +120,8 @@ def _fit(
 ) -> tuple[SlotFit, dict[str, Any]]:
     """The fit to one half, as it will be written, and figures from the other: without it, with it, and with the
     published one of temperatures alone."""
-    published = sts.temperatures(*fitted)
-    exact = sts.with_offsets(*fitted) if offsets else published
+    published = reliability.temperatures(*fitted)
+    exact = reliability.with_offsets(*fitted) if offsets else published
     fit = SlotFit(*(tuple(round(value, 4) for value in column) for column in (exact.temperatures, exact.offsets)))
     if plots is not None:
         plots.mkdir(parents=True, exist_ok=True)

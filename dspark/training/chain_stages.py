@@ -36,7 +36,7 @@ def cache(settings: Settings) -> dict[str, Any]:
     """Written in the precision that training reads."""
     plan = plan_for(settings, "bfloat16" if settings.precision == "bf16" else "float32")
     make_cache(settings, plan, Path(settings.cache))
-    return {"tokens": plan.tokens, "bytes": plan.bytes, "folder": settings.cache}
+    return {"tokens": plan.num_tokens, "bytes": plan.bytes, "folder": settings.cache}
 
 
 def measure_cell(client: Client, target: str, prompts: Path, tokens: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import json
 import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -75,44 +75,34 @@ class CachePlan:
     """What a cache holds and how large it gets; made before anything runs."""
 
     samples: str  # digest of the file
-    count: int
-    tokens: int
+    num_samples: int
+    num_tokens: int
     target: str  # fingerprint of the target
     target_layer_ids: tuple[int, ...]
     hidden_size: int
-    dtype: str
+    hidden_dtype: str
     shards: tuple[int, ...]  # first sample of each
 
     @property
     def bytes_per_token(self) -> int:
         """Of m taps and the last hidden state."""
         width = self.hidden_size * (len(self.target_layer_ids) + 1)
-        return width * _DTYPES[self.dtype].itemsize
+        return width * _DTYPES[self.hidden_dtype].itemsize
 
     @property
     def bytes(self) -> int:
-        return self.tokens * self.bytes_per_token
+        return self.num_tokens * self.bytes_per_token
 
     def members(self, shard: int) -> range:
         """The samples of a shard."""
-        ends = (*self.shards[1:], self.count)
+        ends = (*self.shards[1:], self.num_samples)
         return range(self.shards[shard], ends[shard])
 
     def to_json(self) -> dict[str, Any]:
         """The manifest; also the estimate shown before a run."""
-        return {
-            "version": VERSION,
-            "samples": self.samples,
-            "num_samples": self.count,
-            "num_tokens": self.tokens,
-            "target": self.target,
-            "target_layer_ids": list(self.target_layer_ids),
-            "hidden_size": self.hidden_size,
-            "hidden_dtype": self.dtype,
-            "bytes_per_token": self.bytes_per_token,
-            "bytes": self.bytes,
-            "shards": list(self.shards),
-        }
+        lists = {"target_layer_ids": list(self.target_layer_ids), "shards": list(self.shards)}
+        sizes = {"bytes_per_token": self.bytes_per_token, "bytes": self.bytes}
+        return {"version": VERSION, **asdict(self), **lists, **sizes}
 
 
 def plan_cache(
@@ -164,7 +154,7 @@ def write_cache(
             if done:
                 done(finished + len(found))
         finished += len(found)
-        kind = _DTYPES[plan.dtype]
+        kind = _DTYPES[plan.hidden_dtype]
         tensors = {
             "taps": torch.cat([one.taps for one in found]).to("cpu", kind),
             "last": torch.cat([one.last for one in found]).to("cpu", kind),
@@ -245,5 +235,5 @@ def make_cache(settings: Settings, plan: CachePlan, folder: Path) -> None:
     samples = Samples(Path(settings.samples))
     source = OnlineFeatures(target.model, plan.target_layer_ids)
     with record.progress() as bar:
-        task = bar.add_task("cache", total=plan.count, note=f"{plan.bytes / 1e9:.2f} GB")
+        task = bar.add_task("cache", total=plan.num_samples, note=f"{plan.bytes / 1e9:.2f} GB")
         write_cache(folder, plan, samples, source, lambda done: bar.update(task, completed=done))

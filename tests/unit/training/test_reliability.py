@@ -13,8 +13,9 @@ from dspark.training.reliability import (
     ranking,
     sigmoid,
     survival,
+    temperatures,
+    with_offsets,
 )
-from dspark.training.sts import temperatures, with_offsets
 
 
 def overconfident(n: int = 20_000) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
