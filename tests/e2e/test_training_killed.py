@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from deploy.processes import ProcessCell
+from dspark.cli.main import main
 from dspark.training.disk import read_rows
 from dspark.training.record import Log
 from tests.unit.training.pipeline import random_samples
@@ -73,7 +74,7 @@ def test_training_resumed_after_kills_at_random_steps_writes_the_same_curve(
         return [*told, "--device", "cpu", "--out", str(out)]
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    _finish(words(whole))
+    assert main(["train", *words(whole)]) == 0
     rng = random.Random(family)
 
     def lines() -> int:
@@ -124,7 +125,7 @@ def test_regeneration_killed_and_resumed_has_every_row_once_and_in_order(
         return [*told, "--endpoint", cell.endpoint, "--max-tokens", "12", "--concurrency", "4"]
 
     whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
-    _finish(words(whole))
+    assert main(["train", *words(whole)]) == 0
 
     def size() -> int:
         return parts.stat().st_size if parts.exists() else 0

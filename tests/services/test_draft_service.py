@@ -10,86 +10,63 @@ import torch
 from workers import drafter
 
 from dspark.runtime.channel import open_channel
-from dspark.types import RefusalReason, SamplingParams
-from dspark.wire import codec, tensors
-from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc
+from dspark.types import RefusalReason
+from dspark.wire import tensors
+from dspark.wire.v1 import features_pb2, features_pb2_grpc
+from tests.services.test_rounds_at_drafter import RoundsCall
+
+VERIFIER = 4
 
 
-class Pusher:
-    """A verifier's end of a feature stream."""
+def chunk(process: Any, sequence: int, count: int, *, epoch: int = 1) -> features_pb2.FeatureChunk:
+    """The first rows of a sequence."""
+    rows = torch.randn(400, 64, generator=torch.Generator().manual_seed(sequence))[:count]
+    return features_pb2.FeatureChunk(
+        sink_incarnation=process.incarnation,
+        source_incarnation=VERIFIER,
+        runs=[features_pb2.FeatureRun(sequence=sequence, epoch=epoch, token_ids=[5] * count)],
+        rows=tensors.write_rows(rows, "bfloat16"),
+        projection=process.engine.projection,
+    )
 
-    def __init__(self, process: Any) -> None:
-        self._process = process
-        self._channel = open_channel(process.endpoint)
-        self._call = features_pb2_grpc.FeaturesStub(self._channel).Push()
 
-    def chunk(self, sequence: int, start: int, count: int, *, epoch: int = 1) -> features_pb2.FeatureChunk:
-        rows = torch.randn(400, 64, generator=torch.Generator().manual_seed(sequence))[start : start + count]
-        return features_pb2.FeatureChunk(
-            sink_incarnation=self._process.incarnation,
-            source_incarnation=4,
-            runs=[features_pb2.FeatureRun(sequence=sequence, epoch=epoch, start_position=start, token_ids=[5] * count)],
-            rows=tensors.write_rows(rows, "bfloat16"),
-            projection=self._process.engine.projection,
-        )
-
-    async def open(self, sequence: int, epoch: int) -> int:
-        """Room for a sequence, as long as this lives; its number at the drafter."""
-        rounds = self._rounds = draft_pb2_grpc.DraftStub(self._channel).Rounds()
-        hello = draft_pb2.RoundsHello(
-            drafter_incarnation=self._process.incarnation,
-            verifier_incarnation=4,
-            projection=self._process.engine.projection,
-        )
-        params = codec.write_sampling(SamplingParams(temperature=0.0))
-        opening = draft_pb2.OpenContext(sequence=sequence, epoch=epoch, reserve_tokens=200, sampling=params)
-        await rounds.write(draft_pb2.RoundsCommand(hello=hello))
-        await rounds.write(draft_pb2.RoundsCommand(open=opening))
-        while not (await asyncio.wait_for(rounds.read(), 60)).HasField("opened"):
-            pass
-        return int(next(iter(self._process.engine._contexts._contexts)))
-
-    async def push(self, chunk: features_pb2.FeatureChunk) -> features_pb2.FeatureAck:
-        await self._call.write(chunk)
-        return await asyncio.wait_for(self._call.read(), 60)
-
-    async def end(self) -> None:
-        await self._call.done_writing()
-        await self._channel.close()
+async def pushed(call: Any, rows: features_pb2.FeatureChunk) -> features_pb2.FeatureAck:
+    await call.write(rows)
+    return await asyncio.wait_for(call.read(), 60)
 
 
 async def test_rows_of_a_sequence_nobody_opened_are_dropped_and_counted(golden_drafter: Path) -> None:
-    async with drafter(golden_drafter) as d:
-        pusher = Pusher(d)
-        ack = await pusher.push(pusher.chunk(1, 0, 12))
+    async with drafter(golden_drafter) as d, open_channel(d.endpoint) as channel:
+        ack = await pushed(features_pb2_grpc.FeaturesStub(channel).Push(), chunk(d, 1, 12))
         assert [each.refusal.reason for each in ack.refused] == [RefusalReason.UNKNOWN_SEQUENCE]
         assert d.metrics.value("dropped_total", kind="feature_rows", reason="unknown_sequence") == 12
         assert d.engine.held.pages_held == 0
-        await pusher.end()
 
 
 async def test_a_malformed_chunk_is_refused_and_the_stream_goes_on(golden_drafter: Path) -> None:
-    async with drafter(golden_drafter) as d:
-        pusher = Pusher(d)
-        number = await pusher.open(1, epoch=2)
+    async with drafter(golden_drafter) as d, RoundsCall(d, verifier=VERIFIER) as rounds:
+        await rounds.hear()
+        await rounds.open(1, epoch=2)
+        (number,) = d.engine._contexts._contexts
+        call = features_pb2_grpc.FeaturesStub(rounds.channel).Push()
 
         def spoiled(**fields: Any) -> features_pb2.FeatureChunk:
-            chunk = pusher.chunk(1, 0, 4, epoch=2)
+            made = chunk(d, 1, 4, epoch=2)
             for name, value in fields.items():
-                target: Any = chunk
+                target: Any = made
                 if name in ("dtype", "shape", "data"):
-                    target = chunk.rows
+                    target = made.rows
                 elif name in ("token_ids", "start_position", "epoch"):
-                    target = chunk.runs[0]
+                    target = made.runs[0]
                 if name in ("shape", "token_ids"):
                     del getattr(target, name)[:]
                     getattr(target, name).extend(value)
                 else:
                     setattr(target, name, value)
-            return chunk
+            return made
 
         nan = tensors.write_rows(torch.full((4, 64), float("nan")), "bfloat16").data
-        for chunk, reason in (
+        for wrong, reason in (
             (spoiled(sink_incarnation=1), RefusalReason.WRONG_INCARNATION),
             (spoiled(projection="another"), RefusalReason.INVALID),
             (spoiled(dtype="float64"), RefusalReason.INVALID),
@@ -101,9 +78,7 @@ async def test_a_malformed_chunk_is_refused_and_the_stream_goes_on(golden_drafte
             (spoiled(start_position=4_000_000_000), RefusalReason.INVALID),
             (spoiled(epoch=1), RefusalReason.STALE_CURSOR),
         ):
-            ack = await pusher.push(chunk)
+            ack = await pushed(call, wrong)
             assert [each.refusal.reason for each in ack.refused] == [reason], ack
-        last = await pusher.push(pusher.chunk(1, 0, 4, epoch=2))
-        assert not last.refused
+        assert not (await pushed(call, chunk(d, 1, 4, epoch=2))).refused
         assert d.engine.watermark(number, 2) == 4
-        await pusher.end()

@@ -115,8 +115,3 @@ def test_only_so_many_ended_answers_are_kept(cell: HttpCell) -> None:
     assert [each.request_id for each in small.last(9)] == ["b", "b", "a"]
     assert len(small.of("b")) == 2
     assert endings.most == 256
-
-
-def test_a_request_that_does_not_run_is_not_explained(cell: HttpCell) -> None:
-    with Client(cell.coordinator.endpoint) as client, pytest.raises(InvalidRequest, match="request_id"):
-        list(client.explain("nobody", timeout=10.0))

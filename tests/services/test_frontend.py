@@ -26,7 +26,7 @@ from coordinator.frontend.front_end import ClientsProcess
 from coordinator.frontend.remote_cell import RemoteCell
 from coordinator.requests.request import Request
 from dspark.client import AsyncClient, Chunk, Completion
-from dspark.client.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
+from dspark.client.errors import InvalidRequest, Overloaded, Unavailable
 from dspark.errors import ConfigError
 from dspark.errors import Overloaded as CutAsSlow
 from dspark.rounds.policy import Off
@@ -152,14 +152,6 @@ async def test_a_client_that_goes_frees_its_sequences(pair: str) -> None:
         await cell.freed()
         assert cell.coordinator.metrics.value("requests_total", outcome="cancelled") == 2
         assert frontend.metrics.value("client_streams") == 0
-
-
-async def test_a_deadline_travels(pair: str) -> None:
-    async with stage(pair) as cell:
-        with pytest.raises(DeadlineExceeded):
-            await cell.client(await cell.frontend()).complete([1, 2], max_tokens=9000, timeout=0.3)
-        await cell.freed()
-        assert cell.coordinator.metrics.value("requests_total", outcome="length") == 0
 
 
 @pytest.mark.parametrize("far", [False, True])
@@ -343,17 +335,6 @@ async def test_a_full_front_end_says_so(pair: str) -> None:
                 await client.complete([1, 2], max_tokens=4)
         await cell.freed()
         assert cell.coordinator.metrics.value("requests_total", outcome="cancelled") == 1
-
-
-async def test_a_front_end_that_stops_lets_its_streams_finish(pair: str) -> None:
-    async with stage(pair) as cell:
-        frontend = await cell.frontend()
-        client = cell.client(frontend)
-        running = asyncio.create_task(client.complete([1, 2], max_tokens=100))
-        await until(lambda: cell.running)
-        await frontend.stop(20.0)
-        assert len((await running).token_ids) == 100
-        await cell.freed()
 
 
 async def test_who_asks_again_while_it_stops_is_refused_in_words(pair: str) -> None:

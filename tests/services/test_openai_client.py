@@ -61,12 +61,6 @@ def test_a_completion_says_what_the_grpc_interface_says(client: openai.OpenAI, d
     assert (answer.object, answer.model) == ("text_completion", MODEL)
 
 
-def test_without_a_limit_a_completion_has_sixteen_tokens(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model=MODEL, prompt=CODE, temperature=0.0, extra_body={"ignore_eos": True})
-    assert answer.usage is not None
-    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (16, "length")
-
-
 def test_a_streamed_completion_adds_up_to_the_whole_one(client: openai.OpenAI) -> None:
     asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 40, "seed": 3, "temperature": 0.8}
     whole = client.completions.create(**asked)

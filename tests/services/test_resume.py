@@ -111,16 +111,6 @@ async def test_without_a_journal_only_repeatable_answers_go_on(site: Site) -> No
         assert sampled.token_ids
 
 
-async def test_a_cell_starts_beside_a_journal_of_another_format(site: Site, tmp_path: Path) -> None:
-    await site.goes()
-    other, content = tmp_path / "journal" / "journal-000000000099.log", b"DSPKJNL1" + bytes(64)
-    other.write_bytes(content)
-    await site.comes()
-    async with AsyncClient(site.serving.endpoint) as client:
-        held, resumed = await read(site, client, go_at=20, resume_s=20.0)
-    assert (len(held[0]), resumed, other.read_bytes()) == (TOKENS, 1, content)
-
-
 async def test_through_a_front_end_it_is_the_same(site: Site) -> None:
     async with (
         workers.frontend(coordinator=site.serving.endpoint) as front,

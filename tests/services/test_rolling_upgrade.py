@@ -102,9 +102,10 @@ async def test_another_projection_is_rolled_out_under_load(
             await settled(asking, answers, 4)
             await site.drafter("draft/new", newer_drafter)
             await membership.announce(site.addresses())
-            waiting = next(worker for worker in membership.workers if worker.address.name == "draft/new")
-            assert not waiting.connected
+            (waiting,) = [each for each in (await client.status()).processes if each.name == "draft/new"]
+            assert waiting.state == "connecting"
             assert "projection" in waiting.detail
+            assert "both must load the same drafter" in waiting.detail
             for name in ("verify/0", "verify/1"):
                 endpoint = await site.leaves(name)
                 await site.verifier(name, newer_drafter, endpoint)

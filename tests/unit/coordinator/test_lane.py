@@ -26,19 +26,6 @@ from dspark.types import Constraint, ConstraintKind, Draws, RefusalReason, Sampl
 POLICIES = ("adaptive", "fixed:1", "fixed:3", "threshold:0.5", "off")
 
 
-@pytest.mark.parametrize("window", [0, 2])
-@pytest.mark.parametrize("policy", POLICIES)
-@virtual
-async def test_the_answer_is_what_plain_decoding_gives_under_every_policy(policy: str, window: int) -> None:
-    cell = RoundsCell(waits=Conduct(window=window))
-    state = cell.ask(max_tokens=23, policy=policy)
-    await cell.finish(state)
-    assert await read(state) == answer_of((5, 6), 23)
-    assert state.end == End(Reason.LENGTH)
-    assert cell.clean()
-    assert (state.stats.drafted > 0) is (policy != "off")
-
-
 @virtual
 async def test_several_policies_share_the_rounds_of_a_lane() -> None:
     cell = RoundsCell()

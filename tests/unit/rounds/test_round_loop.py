@@ -348,14 +348,6 @@ def test_whoever_could_not_be_judged_leaves_and_the_others_go_on() -> None:
     assert actions == [CloseAtDrafter(DRAFTER, 1, 0), Released(1, 0, 2, PROMPT + 3, Why.FAILED)], "and no report"
 
 
-def test_without_a_page_the_youngest_makes_room() -> None:
-    verifier = Verifier(pages=Pages(2 * (PROMPT + 1)))
-    order = only(verifier.prefilled(1, 2, 3), SendOrder)
-    actions = verifier.blocks(order, (), (), ())
-    assert only(actions, Released) == Released(3, 0, 1, PROMPT + 1, Why.OUT_OF_PAGES)
-    assert [row.sequence for row in only(actions, RunPass).rows] == [1, 2]
-
-
 def test_a_prefix_is_cut_to_the_pages_there_are() -> None:
     verifier = Verifier(pages=Pages(PROMPT + 2))
     order = only(verifier.prefilled(1), SendOrder)
