@@ -78,11 +78,6 @@ def fresh(folder: Path, **shape: Any) -> Path:
     return folder
 
 
-def target_of(folder: Path) -> Path:
-    """The target that a drafter's cases were made with."""
-    return ROOT / ("target_gemma4" if folder.name.endswith("_gemma4") else "target_qwen3")
-
-
 def block_cases(folder: Path) -> list[dict[str, torch.Tensor]]:
     """One dict per case, names without the `caseN.` prefix."""
     cases: dict[str, dict[str, torch.Tensor]] = {}

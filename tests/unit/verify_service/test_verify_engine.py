@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_steps import line_up, rows_of, take_in
+from engine_steps import GREEDY, PROMPT, item, line_up, rows_of, take_in
 
 from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.target import TargetTaps
@@ -15,10 +15,6 @@ from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, Rule, SamplingPar
 from verify_service.batch_runner import FeatureRun
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
-from verify_service.sequences import VerifyItem
-
-GREEDY = SamplingParams(temperature=0.0)
-PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77]
 
 
 @pytest.fixture
@@ -31,11 +27,6 @@ def begin(
     engine: VerifyEngine, sequence: int, prompt: list[int], params: SamplingParams = GREEDY, *, keep: bool = True
 ) -> int:
     return take_in(engine, sequence, prompt, params=params, longest=100, keep=keep)
-
-
-def item(sequence: int, number: int, length: int, anchor: int, draft: list[int]) -> VerifyItem:
-    q = SparseQ.of(np.array(draft, np.uint32).reshape(-1, 1), np.ones((len(draft), 1), np.float32))
-    return VerifyItem(Cursor(sequence, 1, number, length), anchor, tuple(draft), q)
 
 
 def direct_rows(target: Path, drafter: Path, ids: list[int]) -> torch.Tensor:
@@ -53,7 +44,7 @@ def test_feature_rows_are_the_projected_taps_of_committed_tokens_only(
     pushed: list[FeatureRun] = []
     for number in range(1, 9):
         # One right token would need the oracle; any draft will do, most of it is rejected.
-        judged = engine.judge_cohort([item(1, number, len(tokens), tokens[-1], [7 * number % 128, 9, 11])])
+        judged = engine.judge_cohort([item(1, number, tokens, [7 * number % 128, 9, 11])])
         verdict = judged.outcomes[0]
         assert isinstance(verdict, Verdict)
         draft = [7 * number % 128, 9, 11]
@@ -87,7 +78,7 @@ def test_a_packed_cohort_decides_as_each_would_alone_whatever_the_law(engine: Ve
         for n, params in enumerate(all_params):
             anchor = begin(engine, base + n, PROMPT[: 4 + 2 * n], params)
             draft = [int(t) for t in draws.integers(0, 128, n)] if base == 0 else list(items[n].draft_ids)
-            items.append(item(base + n, 1, 5 + 2 * n, anchor, draft))
+            items.append(item(base + n, 1, [*PROMPT[: 4 + 2 * n], anchor], draft))
     together = engine.judge_cohort(items[:4]).outcomes
     for one, alone in zip(together, items[4:], strict=True):
         other = engine.judge_cohort([alone]).outcomes[0]
@@ -101,10 +92,9 @@ def test_rows_that_come_with_what_was_decided_are_the_same(engine: VerifyEngine)
     made = []
     for first, ahead in ((0, False), (10, True)):
         engine._step._ahead = ahead
-        anchors = [begin(engine, first + n, [3 + n, 17, 90, 41, 5]) for n in range(3)]
-        verdicts = engine.judge_cohort(
-            [item(first + n, 1, 6, anchor, [7, 8][:n]) for n, anchor in enumerate(anchors)]
-        ).outcomes
+        prompts = [[3 + n, 17, 90, 41, 5] for n in range(3)]
+        texts = [[*prompt, begin(engine, first + n, prompt)] for n, prompt in enumerate(prompts)]
+        verdicts = engine.judge_cohort([item(first + n, 1, text, [7, 8][:n]) for n, text in enumerate(texts)]).outcomes
         for n, verdict in enumerate(verdicts):
             assert isinstance(verdict, Verdict)
             rows = engine.features(Cursor(first + n, 1, 2, 7 + verdict.accepted), 5)
@@ -122,7 +112,7 @@ def test_rows_of_plain_rounds_are_there_when_they_are_asked_for(
     tokens = [*PROMPT, anchor]
     for number in range(1, 6):
         draft = [9, 11] if number == 3 else []
-        (verdict,) = engine.judge_cohort([item(1, number, len(tokens), tokens[-1], draft)]).outcomes
+        (verdict,) = engine.judge_cohort([item(1, number, tokens, draft)]).outcomes
         assert isinstance(verdict, Verdict)
         tokens += [*draft[: verdict.accepted], verdict.next_token]
     kept = engine.features(Cursor(1, 1, 5, len(tokens)), 0)
@@ -140,7 +130,7 @@ def test_a_block_that_cannot_have_been_drafted_is_judged_as_an_empty_one(engine:
         numbers = range(first, first + 3)
         anchors = [begin(engine, number, PROMPT, law) for number in numbers]
         sound, other, last = (
-            item(number, 1, len(PROMPT) + 1, anchor, [9, 11]) for number, anchor in zip(numbers, anchors, strict=True)
+            item(number, 1, [*PROMPT, anchor], [9, 11]) for number, anchor in zip(numbers, anchors, strict=True)
         )
         if rule is Rule.COUPLED:
             sound, last = (each._replace(q=NO_Q) for each in (sound, last))
@@ -167,8 +157,7 @@ def test_sequences_that_do_not_keep_features_cannot_be_resent(engine: VerifyEngi
 
 def test_cohorts_larger_than_a_pass_are_judged_in_turns(golden_target: Path) -> None:
     small = VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=2048, max_batch_tokens=5))
-    anchors = [begin(small, n, PROMPT) for n in range(4)]
-    items = [item(n, 1, len(PROMPT) + 1, anchors[n], [9, 9]) for n in range(4)]
+    items = [item(n, 1, [*PROMPT, begin(small, n, PROMPT)], [9, 9]) for n in range(4)]
     judged = small.judge_cohort(items)
     assert judged.tokens == 12
     assert {(o.accepted, o.next_token) for o in judged.outcomes if isinstance(o, Verdict)} == {
@@ -180,7 +169,7 @@ def test_cohorts_larger_than_a_pass_are_judged_in_turns(golden_target: Path) -> 
 def test_an_unfinished_prefill_is_not_verified_and_gives_its_pages_back(engine: VerifyEngine) -> None:
     line_up(engine, 1, PROMPT[:8], longest=40)
     assert engine.prefill_next() is not None
-    early = engine.judge_cohort([item(1, 1, 9, 5, [])]).outcomes[0]
+    early = engine.judge_cohort([item(1, 1, [*PROMPT[:8], 5])]).outcomes[0]
     assert isinstance(early, Refusal)
     assert early.reason is RefusalReason.UNKNOWN_SEQUENCE
     assert isinstance(engine.first_token(1), Refusal)
@@ -191,8 +180,7 @@ def test_an_unfinished_prefill_is_not_verified_and_gives_its_pages_back(engine: 
 def test_logits_that_are_not_numbers_refuse_their_own_row(
     engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    anchors = [begin(engine, n, PROMPT) for n in range(3)]
-    items = [item(n, 1, len(PROMPT) + 1, anchors[n], [9]) for n in range(3)]
+    items = [item(n, 1, [*PROMPT, begin(engine, n, PROMPT)], [9]) for n in range(3)]
     run = engine._runner.run
 
     def spoil(segments, rows):  # type: ignore[no-untyped-def]
