@@ -18,7 +18,7 @@ from dspark.errors import ConfigError
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 # Keys of its configuration that name tokens which are no text.
-_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _MORE = ("additional_special_tokens", "extra_special_tokens")
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SPACE = "▁"
@@ -64,7 +64,7 @@ def special_tokens(config: Path) -> list[str]:
     try:
         raw = json.loads(config.read_bytes())
         more: list[Any] = [raw.get(key) or () for key in _MORE]
-        named = [raw.get(key) for key in _SPECIAL]
+        named = [raw.get(key) for key in SPECIAL]
         named += [each for each in (raw.get("added_tokens_decoder") or {}).values() if each.get("special")]
         named += [each for some in more for each in (some.values() if isinstance(some, dict) else some)]
         texts = [each.get("content") if isinstance(each, dict) else each for each in named]

@@ -15,9 +15,7 @@ from coordinator.cells.frontends import CellService, FrontendConnection
 from coordinator.cells.local_cell import LocalCell
 from coordinator.lanes.lane import Lane
 from coordinator.planning.cost import CostCurve
-from coordinator.queue.scheduler import Scheduler
 from coordinator.watching.explaining import told
-from coordinator.watching.watch import Explain
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, WorkerConnection, WorkerRole
 from dspark.errors import InvalidRequest
@@ -73,10 +71,26 @@ class ControlService(control_pb2_grpc.ControlServicer):
         write_totals(self._shell.metrics, reply)
         return reply
 
-    def Explain(
+    async def Explain(
         self, request: control_pb2.ExplainRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[control_pb2.RoundExplanation]:
-        return _explanations(self._cell.admission, self._cell.membership.explain, request)
+        """Until the request ends, or so many rounds were told."""
+        admission, name, left = self._cell.admission, request.request_id, request.rounds or -1
+        if admission.find(name) is None:
+            raise InvalidRequest("request_id", "no running request has this id")
+        with self._cell.membership.explain.request(name) as watch:
+            while left:
+                goes_on = admission.find(name) is not None
+                parts = watch.taken()
+                for part in parts[:left] if left > 0 else parts:
+                    yield told(part)
+                    left -= 1
+                if not goes_on:
+                    return
+                if not parts:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(watch.wakeup.wait(), LOOK_S)
+                        watch.wakeup.clear()
 
     async def GetEnded(
         self, request: control_pb2.GetEndedRequest, context: grpc.aio.ServicerContext
@@ -113,28 +127,6 @@ class ControlService(control_pb2_grpc.ControlServicer):
             rounds=lane.rounds,
             attention_path=lane.facts.attention_path,
         )
-
-
-async def _explanations(
-    admission: Scheduler, explain: Explain, request: control_pb2.ExplainRequest
-) -> AsyncIterator[control_pb2.RoundExplanation]:
-    """Until the request ends, or so many rounds were told."""
-    name, left = request.request_id, request.rounds or -1
-    if admission.find(name) is None:
-        raise InvalidRequest("request_id", "no running request has this id")
-    with explain.request(name) as watch:
-        while left:
-            goes_on = admission.find(name) is not None
-            parts = watch.taken()
-            for part in parts[:left] if left > 0 else parts:
-                yield told(part)
-                left -= 1
-            if not goes_on:
-                return
-            if not parts:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(watch.wakeup.wait(), LOOK_S)
-                    watch.wakeup.clear()
 
 
 def _frontend_status(attached: FrontendConnection) -> control_pb2.ProcessStatus:

@@ -76,7 +76,6 @@ class Journal:
         self._entries: dict[str, Entry] = {}
         self._unwritten = journal_pb2.JournalBatch()
         self._said: list[tuple[int, CommittedTokens]] = []  # by requests' numbers, what is not written yet
-        self._dirty = False
         self._numbers = 0
         if file is not None:
             self._read(file)
@@ -100,7 +99,6 @@ class Journal:
         self._unwritten.requests.append(_request(entry))
         self._unwritten.epochs.extend(_epochs(entry))
         self._said += _pieces(entry)
-        self._dirty = True
         return entry
 
     def begins(self, entry: Entry, index: int, epoch: int) -> None:
@@ -108,7 +106,6 @@ class Journal:
         said = entry.answers[index]
         said.epoch = max(said.epoch, epoch)
         self._unwritten.epochs.add(number=entry.number, index=index, epoch=epoch)
-        self._dirty = True
 
     def committed(self, entry: Entry, piece: CommittedTokens) -> None:
         """Notes what was committed, under an epoch that `begins` noted, and what ended; `write` makes it last."""
@@ -119,7 +116,6 @@ class Journal:
             said.logprobs += piece.logprobs
             said.end = said.end or end
             self._said.append((entry.number, CommittedTokens(piece.tokens, end, piece.index, piece.logprobs)))
-            self._dirty = True
 
     def left(self, entry: Entry) -> None:
         """Nobody works on it any more; it can be resumed for a while."""
@@ -127,10 +123,10 @@ class Journal:
 
     def write(self) -> None:
         """Everything noted is with the operating system afterwards."""
-        if not self._dirty:
+        batch, said = self._unwritten, self._said
+        if not (batch.requests or batch.epochs or said):
             return
-        batch, self._unwritten, self._dirty = self._unwritten, journal_pb2.JournalBatch(), False
-        said, self._said = self._said, []
+        self._unwritten, self._said = journal_pb2.JournalBatch(), []
         if self._file is None:
             return
         batch.unix_s = self._now()

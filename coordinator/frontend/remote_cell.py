@@ -90,12 +90,11 @@ class RemoteCell:
         """Attaches, and goes on attaching until it is closed."""
         self._running = asyncio.get_running_loop().create_task(self._run())
 
-    async def attached(self, longest_s: float) -> bool:
-        """Until the coordinator has told its terms, or for so long; returns whether it has."""
+    async def attached(self, longest_s: float) -> None:
+        """Until the coordinator has told its terms, or for so long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(longest_s):
                 await self._told.wait()
-        return self._told.is_set()
 
     async def emptied(self, longest_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -131,7 +130,8 @@ class RemoteCell:
                 heard, self._link = True, link
                 self._metrics.cell_batches.labels(direction="in").inc()
                 if batch.HasField("terms"):
-                    self._take_terms(batch.terms)
+                    closed = batch.terms.closed
+                    self._set_terms(None if closed else cell_wire.read_terms(batch.terms), closed)
                 link.heard(batch)
         except grpc.aio.AioRpcError as error:
             why = f"{error.code().name.lower()}: {error.details()}"
@@ -148,12 +148,6 @@ class RemoteCell:
             await channel.close()
         log.warning("frontend.detached", coordinator=self._endpoint, why=why)
         return heard
-
-    def _take_terms(self, message: frontend_pb2.Terms) -> None:
-        if message.closed:
-            self._set_terms(None, message.closed)
-        else:
-            self._set_terms(cell_wire.read_terms(message), "")
 
     def _set_terms(self, terms: CellTerms | None, closed: str) -> None:
         was, self._terms, self._closed = self._ready, terms, closed

@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from coordinator.reception.tokenizer import find_file
 from dspark.errors import ConfigError, InvalidRequest, Unsupported
+from dspark.token_bytes import CONFIG, SPECIAL
 
 MAX_MESSAGES = 4096
 _TEXTS = {"text": "text", "refusal": "refusal"}
@@ -135,8 +136,6 @@ def joined_texts(given: Any, field: str, kinds: Mapping[str, str]) -> str:
 
 
 FILE = "chat_template.jinja"
-CONFIG = "tokenizer_config.json"
-_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing
 # What a template is tried with, to see whether it shows them.
 _SAID, CALLED = "Yq7RcP2w", "Kd4vTx9m"
@@ -144,7 +143,7 @@ USER = {"role": "user", "content": "u"}
 _CALL = {"id": "abcdefgh1", "type": "function", "function": {"name": CALLED, "arguments": {"a": 1}}}
 CALLS = {"role": "assistant", "tool_calls": [_CALL]}
 _RESULT = {"role": "tool", "tool_call_id": "abcdefgh1", "name": CALLED, "content": _SAID}
-_OURS = {"messages", "add_generation_prompt", "tools", "documents", *_TOKENS}  # not a client's to set
+_OURS = {"messages", "add_generation_prompt", "tools", "documents", *SPECIAL}  # not a client's to set
 
 
 class _Refused(jinja2.TemplateError):
@@ -213,14 +212,11 @@ class ChatTemplate:
             "type": "function",
             "function": {"name": CALLED, "description": _SAID, "parameters": {"type": "object"}},
         }
-        try:
-            return CALLED in self.render([USER], {}, add_generation_prompt=True, tools=[tool])
-        except InvalidRequest:
-            return False
+        return self._shows(CALLED, [USER], [tool])
 
-    def _shows(self, mark: str, messages: Sequence[Mapping[str, Any]]) -> bool:
+    def _shows(self, mark: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> bool:
         try:
-            return mark in self.render(messages, {}, add_generation_prompt=True)
+            return mark in self.render(messages, {}, add_generation_prompt=True, tools=tools)
         except InvalidRequest:
             return False
 
@@ -230,7 +226,7 @@ class ChatTemplate:
         arguments: Mapping[str, Any],
         *,
         add_generation_prompt: bool,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The text of the prompt, special tokens included. What there is none of is None, as the library has it."""
         for name in arguments:
@@ -277,7 +273,7 @@ def find_template(target: str | None, revision: str | None) -> ChatTemplate | No
         source = named.get("default")
     if not isinstance(source, str):
         return None
-    return ChatTemplate(source, {name: text for name in _TOKENS if (text := _token(config.get(name))) is not None})
+    return ChatTemplate(source, {name: text for name in SPECIAL if (text := _token(config.get(name))) is not None})
 
 
 def question_renderer(target: str) -> Callable[[str], str] | None:

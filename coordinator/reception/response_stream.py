@@ -89,13 +89,10 @@ def write_parts(
 ) -> Iterator[generate_pb2.GenerateResponse]:
     """What came together, the prompt's first."""
     if scored is not None:
-        yield _write_scored(request_id, scored)
+        told = codec.write_prompt_logprobs(scored)
+        yield generate_pb2.GenerateResponse(request_id=request_id, prompt_logprobs=told)
     for one in filter(lambda one: one.says, shown):
         yield _write_chunk(request_id, one)
-
-
-def _write_scored(request_id: str, told: ScoredPrompt) -> generate_pb2.GenerateResponse:
-    return generate_pb2.GenerateResponse(request_id=request_id, prompt_logprobs=codec.write_prompt_logprobs(told))
 
 
 def write_complete(output: OutputProcessor) -> generate_pb2.GenerateResponse:
