@@ -20,7 +20,7 @@ class CellTerms:
     model: str
     drafter: str  # empty without one
     block_size: int  # 0 without a drafter
-    limits: Limits  # as if there were no text
+    limits: Limits
     fingerprint: str = ""  # of the target's configuration and weights
     ready: bool = True  # the first requests have run
 

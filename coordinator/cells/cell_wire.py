@@ -181,5 +181,5 @@ def read_terms(message: frontend_pb2.Terms) -> CellTerms:
         policy, rule = parse_policy(message.policy, field="terms.policy"), Rule(message.rule)
     except (InvalidRequest, ValueError) as error:
         raise PeerError(f"terms that nobody understands: {error}") from error
-    limits = copied(Limits, message, has_tokenizer=False, policy=policy, rule=rule)
+    limits = copied(Limits, message, policy=policy, rule=rule)
     return copied(CellTerms, message, limits=limits, ready=not message.starting)

@@ -91,7 +91,6 @@ class LocalCell:
             context_length=min([facts.context_length for facts in verifiers]),
             capacity=max(capacities) if all(capacities) else 0,
             stop_token_ids=verifiers[0].stop_token_ids,
-            has_tokenizer=False,
             policy=self.policy,
             rule=Rule.COUPLED if distrusted else self._rule,
         )

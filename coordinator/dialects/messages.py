@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterator
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from coordinator.answers.answer import End, Reason
-from coordinator.dialects.telling import (
-    CommonFields,
-    Translated,
-    answer_chat,
-    ours,
-    translated_chat,
-)
+from coordinator.dialects.telling import CommonFields, Translated, answer_chat, ours, translated_chat
 from coordinator.http.api import Api
 from coordinator.http.calls import Part
 from coordinator.http.errors import as_message, described
-from coordinator.http.forms import BodyPart
 from coordinator.http.reply import Object
-from coordinator.http.schema import check_beyond, described_by, read_body
+from coordinator.http.schema import BodyPart, described_by, read_body
 from coordinator.http.template import joined_texts, read_arguments, string
 from coordinator.reception.input_processor import prompt_bytes
 from dspark.errors import InvalidRequest, Unsupported
@@ -42,7 +35,6 @@ _IDLE: dict[str, tuple[Any, ...]] = {
     "user_profile_id": (),
     "workspace_id": (),
 }
-_STORED = ("container", "thread")
 _NAMES = (
     (r"stop$", "stop_sequences"),
     ("response_format", "output_config.format"),
@@ -92,17 +84,13 @@ class Thinking(BodyPart):
 class MessagesBody(CommonFields):
     """Of /v1/messages."""
 
-    model_config = ConfigDict(extra="allow")
+    idle = _IDLE
+    stored = ("container", "thread")
 
-    model: str | None = None
     messages: list[dict[str, Any]]
     max_tokens: int
     system: str | list[dict[str, Any]] | None = None
     stop_sequences: list[str] | None = None
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     tools: list[MessagesTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
@@ -111,11 +99,6 @@ class MessagesBody(CommonFields):
     # Labels for the client's own books.
     metadata: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
-
-    @model_validator(mode="after")
-    def _taken(self) -> Self:
-        check_beyond(self, _IDLE, stored=_STORED)
-        return self
 
 
 class CountBody(MessagesBody):
@@ -136,13 +119,9 @@ def translated(body: MessagesBody, arguments: Container[str]) -> Translated:
             messages.append(made)
             places.append(place)
     fields: Object = {
-        "model": body.model,
         "messages": messages,
         "max_tokens": body.max_tokens,
         "stop": body.stop_sequences,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
         "tools": [_tool(tool) for tool in body.tools] if body.tools else None,
         **_choice(body.tool_choice),
         **_output(body.output_config),
@@ -244,7 +223,7 @@ def routes(api: Api) -> APIRouter:
         """Answers a conversation."""
         body = await read_body(request, MessagesBody, prompt_bytes(api.processor.cell))
         chat = translated(body, arguments)
-        return await answer_chat(api, request, chat, MessageWriter, kind="msg", stream=bool(body.stream))
+        return await answer_chat(api, request, chat, MessageWriter, kind="msg")
 
     @router.post("/v1/messages/count_tokens", openapi_extra=described_by(CountBody))
     async def count(request: Request) -> Response:
@@ -261,7 +240,7 @@ class MessageWriter:
     """A `message` as its blocks come."""
 
     def __init__(self, name: str, model: str) -> None:
-        self._message: Object = {
+        self.whole: Object = {
             "id": name,
             "type": "message",
             "role": "assistant",
@@ -270,12 +249,12 @@ class MessageWriter:
             "stop_reason": None,
             "stop_sequence": None,
         }
-        self._content: list[Object] = self._message["content"]
+        self._content: list[Object] = self.whole["content"]
         self._written = ""  # of the block that is open
         self._open = False
 
     def begin(self, usage: Object) -> Iterator[Object]:
-        yield {"type": "message_start", "message": self._message | {"content": [], "usage": _usage(usage)}}
+        yield {"type": "message_start", "message": self.whole | {"content": [], "usage": _usage(usage)}}
 
     def part(self, part: Part) -> Iterator[Object]:
         if part.call is None:
@@ -291,13 +270,10 @@ class MessageWriter:
 
     def end(self, end: End, usage: Object) -> Iterator[Object]:
         yield from self._stop()
-        self._message |= {**_stopped(end, self._content), "usage": _usage(usage)}
-        stopped = {key: self._message[key] for key in ("stop_reason", "stop_sequence")}
-        yield {"type": "message_delta", "delta": stopped, "usage": self._message["usage"]}
+        stopped, told = _stopped(end, self._content), _usage(usage)
+        self.whole |= {**stopped, "usage": told}
+        yield {"type": "message_delta", "delta": stopped, "usage": told}
         yield {"type": "message_stop"}
-
-    def whole(self) -> Object:
-        return self._message
 
     def failed(self, error: Exception) -> Object:
         status, told, _ = described(error)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal, Self
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from coordinator.answers.answer import End, Reason
@@ -18,9 +18,8 @@ from coordinator.dialects.telling import CommonFields, Translated, answer_chat, 
 from coordinator.http.api import Api
 from coordinator.http.calls import Part
 from coordinator.http.errors import described
-from coordinator.http.forms import BodyPart
 from coordinator.http.reply import Object
-from coordinator.http.schema import StreamOptions, check_beyond, described_by, read_body
+from coordinator.http.schema import BodyPart, StreamOptions, described_by, read_body
 from coordinator.http.template import joined_texts, string
 from coordinator.reception.input_processor import prompt_bytes
 from dspark.errors import InvalidRequest, Unsupported
@@ -51,7 +50,6 @@ _IDLE: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
-_STORED = ("background", "conversation", "previous_response_id", "prompt", "store")
 _INCLUDED = ("reasoning.encrypted_content",)  # thoughts are told in the open
 _TEXTS = dict.fromkeys(("input_text", "output_text", "text", "summary_text", "reasoning_text"), "text") | {
     "refusal": "refusal"
@@ -92,17 +90,13 @@ class Reasoning(BodyPart):
 class ResponsesBody(CommonFields):
     """Of /v1/responses."""
 
-    model_config = ConfigDict(extra="allow")
+    idle = _IDLE
+    stored = ("background", "conversation", "previous_response_id", "prompt", "store")
 
-    model: str | None = None
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     tools: list[ResponsesTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -118,8 +112,7 @@ class ResponsesBody(CommonFields):
     user: str | None = None
 
     @model_validator(mode="after")
-    def _taken(self) -> Self:
-        check_beyond(self, _IDLE, stored=_STORED)
+    def _included(self) -> Self:
         for index, name in enumerate(self.include or ()):
             if name not in _INCLUDED:
                 raise Unsupported(f"include[{index}]", f"{name[:100]!r} is not supported")
@@ -139,12 +132,8 @@ def translated(body: ResponsesBody) -> Translated:
         _add(messages, item, at)
         places += [at] * (len(messages) - len(places))
     fields: Object = {
-        "model": body.model,
         "messages": messages,
         "max_tokens": body.max_output_tokens,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
         "tools": [_tool(tool) for tool in body.tools] if body.tools else None,
         "tool_choice": _choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
@@ -213,7 +202,7 @@ def routes(api: Api) -> APIRouter:
         """Answers a conversation; nothing of it is kept."""
         body = await read_body(request, ResponsesBody, prompt_bytes(api.processor.cell))
         writer = partial(ResponseWriter, body)
-        return await answer_chat(api, request, translated(body), writer, kind="resp", stream=bool(body.stream))
+        return await answer_chat(api, request, translated(body), writer, kind="resp")
 
     return router
 
@@ -226,7 +215,7 @@ class ResponseWriter:
 
     def __init__(self, body: ResponsesBody, name: str, model: str) -> None:
         asked = body.model_dump(mode="json", by_alias=True, exclude_unset=True, include=_REPEATED)
-        self._response: Object = {
+        self.whole: Object = {
             "id": name,
             "object": "response",
             "created_at": int(time.time()),
@@ -251,14 +240,14 @@ class ResponseWriter:
             "usage": None,
             "user": body.user,
         }
-        self._items: list[Object] = self._response["output"]
+        self._items: list[Object] = self.whole["output"]
         self._written = ""  # of the item that is open
         self._open = False
         self._number = 0
 
     def begin(self, usage: Object) -> Iterator[Object]:
         for state in ("created", "in_progress"):
-            yield self._told(f"response.{state}", response=self._response | {"output": []})
+            yield self._told(f"response.{state}", response=self.whole | {"output": []})
 
     def part(self, part: Part) -> Iterator[Object]:
         if part.call is None:
@@ -274,15 +263,11 @@ class ResponseWriter:
             yield from self._more(_DELTAS["function_call"], part.arguments)
 
     def end(self, end: End, usage: Object) -> Iterator[Object]:
-        whole = end.reason is not Reason.LENGTH
-        yield from self._stop("completed" if whole else "incomplete")
-        details = None if whole else {"reason": "max_output_tokens"}
-        status = "completed" if whole else "incomplete"
-        self._response |= {"status": status, "incomplete_details": details, "usage": _usage(usage)}
-        yield self._told(f"response.{status}", response=self._response)
-
-    def whole(self) -> Object:
-        return self._response
+        details = {"reason": "max_output_tokens"} if end.reason is Reason.LENGTH else None
+        status = "completed" if details is None else "incomplete"
+        yield from self._stop(status)
+        self.whole |= {"status": status, "incomplete_details": details, "usage": _usage(usage)}
+        yield self._told(f"response.{status}", response=self.whole)
 
     def failed(self, error: Exception) -> Object:
         told = described(error)[1]["error"]

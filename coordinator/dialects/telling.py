@@ -23,7 +23,8 @@ from coordinator.http.chat import AskedChat, read_chat
 from coordinator.http.errors import param_of
 from coordinator.http.reply import MANY, Object, respond, usage_of
 from coordinator.http.schema import ChatBody, SharedFields, validated
-from coordinator.http.thoughts import PlainReader, Reader
+from coordinator.http.stream import written
+from coordinator.http.thoughts import Reader
 from dspark.errors import naming
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
@@ -64,6 +65,8 @@ def ours(body: CommonFields) -> Object:
 class Writer(Protocol):
     """An answer in other words, as objects that have a `type`. usage: as chat tells it."""
 
+    whole: Object  # all of it at once
+
     def begin(self, usage: Object) -> Iterable[Object]:
         """Before anything is known of it."""
 
@@ -72,9 +75,6 @@ class Writer(Protocol):
 
     def end(self, end: End, usage: Object) -> Iterable[Object]:
         """All of it is there."""
-
-    def whole(self) -> Object:
-        """All of it at once."""
 
     def failed(self, error: Exception) -> Object:
         """What is said where it fails on the way."""
@@ -95,27 +95,25 @@ async def answer_chat(
     make_writer: Callable[[str, str], Writer],
     *,
     kind: str,
-    stream: bool,
 ) -> Response:
     """kind: first word of the answer's id. make_writer: of an answer of this id by this model."""
     model = api.check_model(translated.fields.get("model"), api.processor.cell.terms())
     body, chat = await translated_chat(api, translated)
     with naming(translated.name):
-        asking = await Asking.begin(api, request, body, [chat.prompt], chat.options, kind=kind, names=chat.names)
+        asking = await Asking.begin(api, request, [chat.prompt], chat.options, kind=kind, names=chat.names)
     writer = make_writer(asking.id, model)
-    reader = chat.reader() if chat.reader is not None else PlainReader()
-    told = _told(asking, reader, writer, translated)
+    told = _told(asking, chat.reader(), writer, translated)
 
     async def whole() -> bytes:
         async for _ in told:
             pass
         many = usage_of(asking)["total_tokens"] > MANY
-        return await beside(many, _written, writer.whole())
+        return await beside(many, written, writer.whole)
 
     def failed(error: Exception) -> bytes:
         return _event(writer.failed(error))
 
-    return await respond(api, request, asking, _events(told, asking) if stream else None, whole, failed)
+    return await respond(api, request, asking, _events(told, asking) if body.stream else None, whole, failed)
 
 
 async def _told(asking: Asking, reader: Reader, writer: Writer, translated: Translated) -> AsyncGenerator[list[Object]]:
@@ -146,8 +144,4 @@ async def _events(told: AsyncGenerator[list[Object]], asking: Asking) -> AsyncGe
 
 
 def _event(told: Object) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (str(told["type"]).encode(), _written(told))
-
-
-def _written(told: Object) -> bytes:
-    return json.dumps(told, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return b"event: %b\ndata: %b\n\n" % (str(told["type"]).encode(), written(told))

@@ -89,12 +89,15 @@ class FrontEnd:
                 "checkout"
             )
         from coordinator.dialects import messages, responses
-        from coordinator.http.api import make_api
-        from coordinator.http.app import build_app
+        from coordinator.http import chat, completions, system
+        from coordinator.http.api import build_app, make_api
         from coordinator.http.server import HttpServer
 
         api = make_api(self._config, self.processor)
-        app, metrics = build_app(api, (messages.routes(api), responses.routes(api), *more(api))), self.processor.metrics
+        ours = (system.routes, chat.routes, completions.routes, system.tokenizing_routes)
+        routers = [routes(api) for routes in (*ours, messages.routes, responses.routes)]
+        app = build_app(api, [*routers, *more(api)])
+        metrics = self.processor.metrics
         self._http = HttpServer(app, self._config.http, most=self._most, security=api.security, metrics=metrics)
         await self._http.start()
 

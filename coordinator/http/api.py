@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 
-from fastapi import Request
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 
 import dspark
 from coordinator.cells.cell import CellTerms
 from coordinator.config import ClientsConfig
 from coordinator.http.connection import names_of
-from coordinator.http.errors import UnknownModel
+from coordinator.http.errors import UnknownModel, handle_errors
 from coordinator.http.template import ChatTemplate, find_template
 from coordinator.reception.input_processor import InputProcessor
 from coordinator.reception.pacing import PacketPace, read_pace
@@ -120,3 +121,26 @@ def guard_of(security: Security, roles: Roles) -> Guard:
         set_caller(caller)
 
     return guard
+
+
+def build_app(api: Api, routers: Iterable[APIRouter]) -> FastAPI:
+    """The application: these routes, errors in their shape, and who may come in from where."""
+
+    async def from_here(request: Request) -> None:
+        if api.local:
+            check_host(request)
+
+    # No pages of documentation: they would load scripts from elsewhere. The description itself is at /openapi.json.
+    app = FastAPI(title="dspark", docs_url=None, redoc_url=None)
+    handle_errors(app)
+    for router in routers:
+        app.include_router(router, dependencies=[Depends(from_here)])
+    if api.config.cors_origin:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=api.config.cors_origin,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "request-id", "retry-after", "retry-after-ms"],
+        )
+    return app

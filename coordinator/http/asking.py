@@ -6,64 +6,42 @@ import asyncio
 import re
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
 
 from coordinator.http.api import Api
-from coordinator.http.forms import Form, form_of
-from coordinator.http.schema import Body
+from coordinator.http.schema import Body, Form
 from coordinator.reception.output_processor import OutputChunk
 from coordinator.reception.response_stream import ResponseStream
-from dspark.client.request import write_request
+from dspark.client.request import Options, write_request
 from dspark.errors import InvalidRequest, RequestCancelled, naming
 from dspark.numerals import shown as as_shown
-from dspark.types import ScoredPrompt
 
 MAX_PROMPTS = 256
 _KEY = re.compile("0|[1-9][0-9]{0,9}")  # one way to write each
 GIVEN = 64  # characters of a client's name that go into ours
 
-_PLAIN = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-    "ignore_eos",
-    "skip_special_tokens",
-    "include_stop_str_in_output",
-    "stop_token_ids",
-    "cache_salt",
-)
+# Fields that are options of the gRPC interface by the same name, though some of them say it in another way.
+_PLAIN = Options.__annotations__.keys() & Body.model_fields.keys()
 
 Prompt = str | Sequence[int]
 
 
 def sampling(
-    body: Body,
-    *,
-    max_tokens: int | None,
-    logprobs: int | None,
-    prompt_logprobs: int | None = None,
-    form: Form | None = None,
+    body: Body, form: Form | None, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
 ) -> dict[str, Any]:
-    """The fields of a body as the options of the gRPC interface. form: of the answer, where the body's own is none."""
+    """The fields of a body as the options of the gRPC interface. form: of the answer."""
     return {
+        **{name: getattr(body, name) for name in _PLAIN},
+        **(body.speculation.model_dump() if body.speculation else {}),
         "max_tokens": max_tokens,
         "logprobs": logprobs,
         "prompt_logprobs": body.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
         "seed": _seed(body.seed),
         "stop": body.stop or None,
         "logit_bias": _biases(body.logit_bias or {}),
-        "constraint": form or form_of(body.response_format, body.structured_outputs)[1],
-        **(body.speculation.model_dump() if body.speculation else {}),
-        **{name: getattr(body, name) for name in _PLAIN},
+        "constraint": form,
     }
 
 
@@ -90,14 +68,6 @@ def new_id(kind: str, given: str | None) -> str:
     return f"{kind}-{given[:GIVEN]}-{secrets.token_hex(4)}" if given else f"{kind}-{secrets.token_hex(12)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """A prompt and the log-probabilities of its tokens."""
-
-    ids: Sequence[int]
-    told: ScoredPrompt
-
-
 ID_HEADER = "x-request-id"  # answers have `request-id` as well, which Anthropic's clients read
 
 
@@ -115,12 +85,11 @@ class Asking:
     async def begin(
         api: Api,
         request: Request,
-        body: Body,
         prompts: Sequence[Prompt],
         options: Mapping[str, Any],
         *,
         kind: str,
-        names: Mapping[str, str] | None = None,
+        names: Mapping[str, str],
         usual: int | None = None,
         record: bool = False,
     ) -> Asking:
@@ -129,8 +98,7 @@ class Asking:
         the steps that they were made in."""
         if len(prompts) > MAX_PROMPTS:
             raise InvalidRequest("text", f"{len(prompts)} prompts, at most {MAX_PROMPTS} are allowed")
-        field, _ = form_of(body.response_format, body.structured_outputs)
-        asking = Asking(kind, request.headers.get(ID_HEADER), {"constraint": field, **(names or {})})
+        asking = Asking(kind, request.headers.get(ID_HEADER), names)
         try:
             with naming(asking._name):
                 for index, prompt in enumerate(prompts):
@@ -168,12 +136,6 @@ class Asking:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    def scored(self, index: int) -> Scored | None:
-        """What was told of a prompt; None where nothing was asked, or not yet."""
-        stream = self.streams[index]
-        told = stream.output.prompt_logprobs
-        return None if told is None else Scored(stream.request.prompt, told)
-
     async def scored_parts(self) -> AsyncIterator[tuple[int, list[OutputChunk]]]:
         """`parts`, but those of a prompt that is scored wait until it is: another answer to it may be quicker. It never
         is where all of them end before."""
@@ -182,7 +144,7 @@ class Asking:
             stream = self.streams[prompt]
             wanted = stream.request.prompt_logprobs is not None and not stream.done
             held.setdefault(prompt, []).append(shown)
-            if not wanted or self.scored(prompt) is not None:
+            if not wanted or stream.output.prompt_logprobs is not None:
                 for each in held.pop(prompt):
                     yield prompt, each
 

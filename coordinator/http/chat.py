@@ -11,12 +11,11 @@ from starlette.responses import Response
 
 from coordinator.clock import beside
 from coordinator.http.api import Api
-from coordinator.http.asking import Scored, sampling
+from coordinator.http.asking import sampling
 from coordinator.http.calls import CallReader, Part
-from coordinator.http.forms import Form, form_of
 from coordinator.http.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from coordinator.http.reply import Object, added, answered
-from coordinator.http.schema import ChatBody, described_by, read_body
+from coordinator.http.schema import ChatBody, described_by, form_of, read_body
 from coordinator.http.template import ChatTemplate, read_messages
 from coordinator.http.thoughts import (
     BEGIN,
@@ -26,12 +25,11 @@ from coordinator.http.thoughts import (
     PlainReader,
     Reader,
     ThoughtReader,
-    part_of,
     with_budget,
 )
-from coordinator.http.tools import Calling, read_tools
+from coordinator.http.tools import Calling, read_calling
 from coordinator.reception.input_processor import LONG_TEXT, encoded, prompt_bytes
-from coordinator.reception.output_processor import OutputChunk
+from coordinator.reception.output_processor import OutputChunk, OutputProcessor
 from dspark.errors import InvalidRequest, Unsupported
 from dspark.runtime.security import current_caller
 
@@ -56,18 +54,18 @@ def routes(api: Api) -> APIRouter:
         body = await read_body(request, ChatBody, prompt_bytes(api.processor.cell))
         chat = await read_chat(api, body)
         shape = ChatShape(texts, chat.reader)
-        return await answered(api, request, body, [chat.prompt], chat.options, shape, kind="chatcmpl", names=chat.names)
+        return await answered(api, request, body, [chat.prompt], chat.options, shape, chat.names, kind="chatcmpl")
 
     return router
 
 
 class AskedChat(NamedTuple):
-    """A conversation that is to go on. reader: makes one of each answer; None where an answer is nothing but text.
-    names: what fields of the gRPC interface are called in its body."""
+    """A conversation that is to go on. reader: makes one of each answer. names: what fields of the gRPC interface are
+    called in its body."""
 
     prompt: tuple[int, ...]
     options: dict[str, Any]
-    reader: Callable[[], Reader] | None
+    reader: Callable[[], Reader]
     names: dict[str, str]
 
 
@@ -75,30 +73,30 @@ async def read_chat(api: Api, body: ChatBody) -> AskedChat:
     """What a body asks for, whatever the answer is going to look like."""
     calling = read_calling(api, body)
     prompt = await read_prompt(api, body, calling)
-    names = dict(_NAMES)
-    _, given = form_of(body.response_format, body.structured_outputs)
+    template, tokenizer = api.template, api.processor.tokenizer
+    assert template is not None
+    assert tokenizer is not None, "a conversation has become a prompt"
+    field, form = form_of(body)
     if calling is not None and calling.form is not None:
-        names["constraint"] = calling.field
+        field, form = calling.field, calling.form
+    forced = form is not None and (calling is None or calling.whole)
+    tail = tokenizer.decode(prompt[-_TAIL:], skip_special=False).rstrip()
+    budget = body.thinking_token_budget
+    inside = tail.endswith(BEGIN) and (budget is not None or not forced)
+    if budget is not None and calling is None and not (template.marks_thoughts or template.has_channels):
+        raise Unsupported("thinking_token_budget", "the target's chat template marks no thoughts")
+    if budget is not None and not tail.endswith(END):
+        field = "thinking_token_budget" if form is None else field
+        form = with_budget(budget, form, inside=inside, token=tokenizer.id_of(END))
+    options = sampling(body, form, max_tokens=_max_tokens(body), logprobs=_logprobs(body))
+    # What parts an answer may be written in tokens that are no text.
+    marks = (BEGINS,) if template.has_channels else calling.format.marks if calling is not None else ()
+    if body.skip_special_tokens is None and marks and not tokenizer.special_ids().keys().isdisjoint(marks):
+        options["skip_special_tokens"] = False
+    names = {**_NAMES, "constraint": field}
     if body.max_completion_tokens is not None:
         names["sampling_params.max_tokens"] = "max_completion_tokens"
-    form = calling.form if calling is not None else None
-    given, reader = form or given, None
-    if api.template is not None and (calling is not None or api.template.marks_thoughts or api.template.has_channels):
-        assert api.processor.tokenizer is not None
-        tail = api.processor.tokenizer.decode(prompt[-_TAIL:], skip_special=False).rstrip()
-        forced = given is not None and (calling is None or calling.whole)
-        inside = tail.endswith(BEGIN) and (body.thinking_token_budget is not None or not forced)
-        reader = partial(_reader, calling, api.template, inside)
-        if body.thinking_token_budget is not None and not tail.endswith(END):
-            form = _bounded(api, body.thinking_token_budget, given, inside)
-            if given is None:
-                names["constraint"] = "thinking_token_budget"
-    elif body.thinking_token_budget is not None:
-        raise Unsupported("thinking_token_budget", "the target's chat template marks no thoughts")
-    options = sampling(body, max_tokens=_max_tokens(body), logprobs=_logprobs(body), form=form)
-    if reader is not None and body.skip_special_tokens is None and _special_marks(api, calling):
-        options["skip_special_tokens"] = False
-    return AskedChat(prompt, options, reader, names)
+    return AskedChat(prompt, options, partial(_reader, calling, template, inside), names)
 
 
 def _reader(calling: Calling | None, template: ChatTemplate, inside: bool) -> Reader:
@@ -108,26 +106,12 @@ def _reader(calling: Calling | None, template: ChatTemplate, inside: bool) -> Re
     return ThoughtReader(rest, inside=inside) if template.marks_thoughts else rest
 
 
-def _bounded(api: Api, budget: int, form: Form | None, inside: bool) -> Form:
-    tokenizer = api.processor.tokenizer
-    assert tokenizer is not None
-    return with_budget(budget, form, inside=inside, token=tokenizer.id_of(END))
-
-
-def _special_marks(api: Api, calling: Calling | None) -> bool:
-    """Whether what parts an answer is written in tokens that are no text."""
-    assert api.template is not None
-    assert api.processor.tokenizer is not None
-    marks = (BEGINS,) if api.template.has_channels else calling.format.marks if calling is not None else ()
-    return not api.processor.tokenizer.special_ids().keys().isdisjoint(marks)
-
-
 class ChatShape:
     """`chat.completion` or its chunks, with the thoughts and the calls of tools that answers hold."""
 
     whole_object, part_object = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, texts: TokenTexts, make_reader: Callable[[], Reader] | None = None) -> None:
+    def __init__(self, texts: TokenTexts, make_reader: Callable[[], Reader]) -> None:
         self._texts, self._make_reader = texts, make_reader
         self._readers: dict[int, Reader] = {}  # by answer
 
@@ -135,21 +119,20 @@ class ChatShape:
     def thought(self) -> int:
         return sum(reader.thought for reader in self._readers.values())
 
-    def opening(self, prompt: int, scored: Scored | None) -> Object | None:
+    def opening(self, prompt: int, output: OutputProcessor) -> Object | None:
         return {"delta": {"role": "assistant", "content": ""}}
 
     def part(self, prompt: int, shown: OutputChunk) -> Object:
-        if self._make_reader is None:
-            delta: Object = {"content": shown.text} if shown.text or shown.tokens else {}
-        else:
-            delta = _delta(self._read(shown))
+        reader = self._readers.get(shown.index) or self._readers.setdefault(shown.index, self._make_reader())
+        parts = [part for text in shown.texts for part in reader.push(text)]
+        delta = _delta(parts + reader.close() if shown.ended else parts)
         return {"delta": delta, "logprobs": chat_logprobs(self._texts, shown)}
 
     def reason(self, index: int, reason: str) -> str:
         reader = self._readers.get(index)
         return "tool_calls" if reason == "stop" and reader is not None and reader.calls else reason
 
-    def whole(self, made: Object, scored: Scored | None) -> Object:
+    def whole(self, made: Object, output: OutputProcessor) -> Object:
         message: Object = {"refusal": None, **made.pop("delta")}
         calls: dict[int, Object] = {}
         for part in message.pop("tool_calls", ()):
@@ -157,27 +140,7 @@ class ChatShape:
         if calls:
             told = [{key: value for key, value in call.items() if key != "index"} for call in calls.values()]
             message |= {"content": message["content"] or None, "tool_calls": told}
-        return {"message": message, "logprobs": None, **made, **prompt_logprobs(self._texts, scored)}
-
-    def _read(self, shown: OutputChunk) -> list[Part]:
-        assert self._make_reader is not None
-        reader = self._readers.get(shown.index) or self._readers.setdefault(shown.index, self._make_reader())
-        parts = [part for text in shown.texts for part in reader.push(text)]
-        return parts + reader.close() if shown.ended else parts
-
-
-def read_calling(api: Api, body: ChatBody) -> Calling | None:
-    """What may be called, in the way of the target's template."""
-    if not body.tools and body.tool_choice is None:
-        return None
-    if api.template is None:
-        raise Unsupported("tools", "the target has no chat template")
-    tokenizer = api.processor.tokenizer
-    special = tokenizer.special_ids() if tokenizer is not None else {}
-    field, form = form_of(body.response_format, body.structured_outputs)
-    answer = None if form is None else part_of(form, field)
-    asked = (body.tools, body.tool_choice, body.parallel_tool_calls)
-    return read_tools(*asked, api.template, api.config.tool_format, special, answer, field)
+        return {"message": message, "logprobs": None, **made, **prompt_logprobs(self._texts, output)}
 
 
 async def read_prompt(api: Api, body: ChatBody, calling: Calling | None = None) -> tuple[int, ...]:

@@ -8,12 +8,12 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from coordinator.http.api import Api
-from coordinator.http.asking import Prompt, Scored, sampling
+from coordinator.http.asking import Prompt, sampling
 from coordinator.http.logprobs import TokenTexts, completion_logprobs, echo_logprobs, prompt_logprobs
 from coordinator.http.reply import Object, answered
-from coordinator.http.schema import CompletionBody, described_by, read_body
+from coordinator.http.schema import CompletionBody, described_by, form_of, read_body
 from coordinator.reception.input_processor import decoded, prompt_bytes
-from coordinator.reception.output_processor import OutputChunk
+from coordinator.reception.output_processor import OutputChunk, OutputProcessor
 from dspark.errors import InvalidRequest
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this kind of request
@@ -28,12 +28,13 @@ def routes(api: Api) -> APIRouter:
         """Goes on with each prompt."""
         body = await read_body(request, CompletionBody, prompt_bytes(api.processor.cell))
         prompts = read_prompts(body.prompt)
+        field, form = form_of(body)
         scores, names = _scores(body)
-        options = sampling(body, max_tokens=body.max_tokens, logprobs=body.logprobs, prompt_logprobs=scores)
+        options = sampling(body, form, max_tokens=body.max_tokens, logprobs=body.logprobs, prompt_logprobs=scores)
         echoes = [await _echoed(api, prompt) for prompt in prompts] if body.echo else None
         shape = CompletionShape(texts, echoes, body.logprobs, body.prompt_logprobs)
-        asked = (prompts, options, shape)
-        return await answered(api, request, body, *asked, kind="cmpl", names=names, usual=DEFAULT_MAX_TOKENS)
+        asked = (prompts, options, shape, names | {"constraint": field})
+        return await answered(api, request, body, *asked, kind="cmpl", usual=DEFAULT_MAX_TOKENS)
 
     return router
 
@@ -56,12 +57,11 @@ class CompletionShape:
         self._said: dict[tuple[int, int], int] = {}  # characters told, by prompt and answer
         self._before: dict[int, int] = {}  # of each prompt, where they are told of
 
-    def opening(self, prompt: int, scored: Scored | None) -> Object | None:
+    def opening(self, prompt: int, output: OutputProcessor) -> Object | None:
         if self._echoes is None:
             return None
-        told = None
-        if scored is not None and self._logprobs is not None:
-            told = echo_logprobs(self._texts, scored, self._logprobs)
+        told = None if self._logprobs is None else echo_logprobs(self._texts, output, self._logprobs)
+        if told is not None:
             self._before[prompt] = sum(map(len, told["tokens"]))
         return {"text": self._echoes[prompt], "logprobs": told}
 
@@ -72,9 +72,10 @@ class CompletionShape:
     def reason(self, index: int, reason: str) -> str:
         return reason
 
-    def whole(self, made: Object, scored: Scored | None) -> Object:
-        asked = scored if self._prompt_logprobs is not None else None
-        return {"text": "", "logprobs": None, **made, **prompt_logprobs(self._texts, asked, self._prompt_logprobs)}
+    def whole(self, made: Object, output: OutputProcessor) -> Object:
+        top = self._prompt_logprobs
+        told = {} if top is None else prompt_logprobs(self._texts, output, top)
+        return {"text": "", "logprobs": None, **made, **told}
 
     def _told(self, key: tuple[int, int], shown: OutputChunk) -> int:
         before = self._said.get(key, self._before.get(key[0], 0))
@@ -109,4 +110,4 @@ async def _echoed(api: Api, prompt: Prompt) -> str:
     tokenizer = api.processor.tokenizer
     if tokenizer is None:
         raise InvalidRequest("echo", "the target has no tokenizer, so there is no text to show")
-    return await decoded(tokenizer, prompt, "text", api.processor.limits().context_length)
+    return await decoded(tokenizer, prompt, "text", api.processor.cell.terms().limits.context_length)

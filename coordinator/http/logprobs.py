@@ -6,12 +6,12 @@ writes them, or by themselves, as vLLM does.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from coordinator.http.asking import Scored
-from coordinator.reception.output_processor import OutputChunk
+from coordinator.reception.output_processor import OutputChunk, OutputProcessor
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.types import ScoredToken
 
@@ -20,15 +20,11 @@ class TokenTexts:
     """What each token id is to a reader."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[int, bytes] = {}
+        self._bytes_of = None if tokenizer is None else functools.cache(tokenizer.bytes_of)
 
     def bytes_of(self, token: int) -> bytes:
         """The very bytes the token stands for; of a target without a tokenizer its number."""
-        found = self._known.get(token)
-        if found is None:
-            found = self._known[token] = self._read(token)
-        return found
+        return f"token_id:{token}".encode() if self._bytes_of is None else self._bytes_of(token)
 
     def text_of(self, token: int) -> str:
         """Bytes that are no character of their own are spelled out, as OpenAI does."""
@@ -37,11 +33,6 @@ class TokenTexts:
             return spelled.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
-
-    def _read(self, token: int) -> bytes:
-        if self._tokenizer is None:
-            return f"token_id:{token}".encode()
-        return self._tokenizer.bytes_of(token)
 
 
 def chat_logprobs(texts: TokenTexts, shown: OutputChunk) -> dict[str, Any] | None:
@@ -80,29 +71,32 @@ def completion_logprobs(texts: TokenTexts, shown: OutputChunk, before: int) -> d
     return _listed(texts, rows, before) if rows else None
 
 
-def echo_logprobs(texts: TokenTexts, scored: Scored, top: int) -> dict[str, Any]:
-    """Of the prompt that a completion begins with; `top` likeliest tokens at each position but the first."""
-    told = scored.told
+def echo_logprobs(texts: TokenTexts, output: OutputProcessor, top: int) -> dict[str, Any] | None:
+    """Of the prompt that a completion begins with; `top` likeliest tokens at each position but the first. None where
+    they were not asked for, or never came."""
+    told = output.prompt_logprobs
+    if told is None:
+        return None
     tops = zip(told.top_ids[:, :top].tolist(), told.top_logprobs[:, :top].tolist(), strict=True)
     values, likeliest = [None, *told.logprobs.tolist()], [(), *(zip(*each, strict=True) for each in tops)]
-    return _listed(texts, list(zip(scored.ids, values, likeliest, strict=True)))
+    return _listed(texts, list(zip(output.request.prompt, values, likeliest, strict=True)))
 
 
 def _top(one: ScoredToken) -> list[tuple[int, float]]:
     return list(zip(one.top_ids, one.top_logprobs, strict=True))
 
 
-def prompt_logprobs(texts: TokenTexts, scored: Scored | None, top: int | None = None) -> dict[str, Any]:
-    """The field `prompt_logprobs` of a choice; nothing where it was not asked for. The token itself is always told."""
-    if scored is None:
+def prompt_logprobs(texts: TokenTexts, output: OutputProcessor, top: int | None = None) -> dict[str, Any]:
+    """The field `prompt_logprobs` of a choice; nothing where none came. The token itself is always told."""
+    told = output.prompt_logprobs
+    if told is None:
         return {}
-    told, at = scored.told, [None]
 
     def one(token: int, logprob: float, rank: int) -> dict[str, Any]:
         return {"logprob": logprob, "rank": rank, "decoded_token": texts.text_of(token)}
 
     rows = zip(
-        list(scored.ids)[1:],
+        output.request.prompt[1:],
         told.logprobs.tolist(),
         told.ranks.tolist(),
         told.top_ids[:, :top].tolist(),
@@ -114,4 +108,4 @@ def prompt_logprobs(texts: TokenTexts, scored: Scored | None, top: int | None = 
         | {str(each): one(each, value, place) for place, (each, value) in enumerate(zip(ids, values, strict=True), 1)}
         for token, logprob, rank, ids, values in rows
     ]
-    return {"prompt_logprobs": [*at, *made]}
+    return {"prompt_logprobs": [None, *made]}

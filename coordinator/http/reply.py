@@ -12,11 +12,10 @@ own token.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 
 from fastapi import Request
 from starlette.responses import Response
@@ -24,55 +23,22 @@ from starlette.responses import Response
 from coordinator.answers.answer import RequestStats
 from coordinator.clock import beside
 from coordinator.http.api import Api
-from coordinator.http.asking import Asking, Prompt, Scored
+from coordinator.http.asking import Asking, Prompt
 from coordinator.http.schema import Body, StreamOptions
-from coordinator.http.stream import DONE, EventStream, event, failure, paced_events, paced_whole, while_connected
-from coordinator.reception.output_processor import AnswerOutput, OutputChunk, per_token_s
+from coordinator.http.stream import (
+    DONE,
+    EventStream,
+    event,
+    failure,
+    paced_events,
+    paced_whole,
+    while_connected,
+    written,
+)
+from coordinator.reception.output_processor import AnswerOutput, OutputChunk, OutputProcessor, per_token_s
 from dspark.errors import InvalidRequest
 
 Detail = Literal["none", "summary", "detailed"]
-
-
-def metrics_of(asking: Asking, block_size: int, *, detailed: bool) -> dict[str, Any]:
-    """Of all answers together. block_size: slots of a full block."""
-    answers = [answer for stream in asking.streams for answer in stream.output.answers]
-    stats = RequestStats.together([answer.stats for answer in answers])
-    steps = [step for answer in answers for step in answer.steps or ()]
-    by_length: dict[int, list[int]] = {}
-    for drafted, accepted in steps:
-        counts = by_length.setdefault(drafted, [0] * (drafted + 1))
-        counts[accepted] += 1
-    verified = stats.verified
-    speculative: dict[str, Any] = {
-        "mean_acceptance_length": stats.mean_acceptance_length,
-        "draft_acceptance_rate": stats.accepted / verified if verified else 0.0,
-        "acceptance_histogram": _padded(stats.acceptance_histogram, block_size + 1),
-        "acceptance_histogram_by_draft_length": {str(length): by_length[length] for length in sorted(by_length)},
-        "num_spec_steps": stats.rounds,
-        "num_accepted_draft_tokens": stats.accepted,
-        "num_draft_tokens": verified,
-        "num_proposed_draft_tokens": stats.drafted,
-        "num_spec_tokens": block_size,
-    }
-    if detailed:
-        speculative["per_step_accepted"] = [accepted for _, accepted in steps]
-        speculative["per_step_drafted"] = [drafted for drafted, _ in steps]
-    generation_s = stats.total_s() - stats.first_token_s()
-    said = sum(answer.answered for answer in answers)
-    return {
-        "speculative_decoding": speculative,
-        "time_to_first_token_ms": 1e3 * stats.first_token_s(),
-        "generation_time_ms": 1e3 * generation_s,
-        "queue_time_ms": 1e3 * stats.queue_s(),
-        "mean_itl_ms": 1e3 * per_token_s(answers),
-        "tokens_per_second": said / stats.total_s() if stats.total_s() else 0.0,
-    }
-
-
-def _padded(histogram: list[int], length: int) -> list[int]:
-    return histogram + [0] * (length - len(histogram))
-
-
 Object = dict[str, Any]
 MANY = 2048  # tokens that are written beside the event loop
 
@@ -87,7 +53,7 @@ class ReplyShape(Protocol):
     def thought(self) -> int:
         """Tokens of thoughts so far, of all answers."""
 
-    def opening(self, prompt: int, scored: Scored | None) -> Object | None:
+    def opening(self, prompt: int, output: OutputProcessor) -> Object | None:
         """The first part of a prompt's choices, before any token; None where there is nothing to say."""
 
     def part(self, prompt: int, shown: OutputChunk) -> Object:
@@ -96,14 +62,13 @@ class ReplyShape(Protocol):
     def reason(self, index: int, reason: str) -> str:
         """Why an answer that has been told to its end ended, as this kind calls it."""
 
-    def whole(self, made: Object, scored: Scored | None) -> Object:
+    def whole(self, made: Object, output: OutputProcessor) -> Object:
         """A whole choice. made: all of its parts, each added to those before it."""
 
 
 class Frame(NamedTuple):
     """What a request asked of the reply as a whole. block_size: slots of a full block."""
 
-    id: str
     model: str
     fingerprint: str
     block_size: int
@@ -156,10 +121,11 @@ async def _told(asking: Asking, shape: ReplyShape, frame: Frame) -> AsyncGenerat
 
 def _opening(asking: Asking, prompt: int, shape: ReplyShape, frame: Frame) -> Object | None:
     """Of all answers to a prompt, which begin alike."""
-    choice = shape.opening(prompt, asking.scored(prompt))
+    output = asking.streams[prompt].output
+    choice = shape.opening(prompt, output)
     if not frame.token_ids:
         return choice
-    ids = {"prompt_token_ids": list(asking.streams[prompt].request.prompt), "token_ids": []}
+    ids = {"prompt_token_ids": list(output.request.prompt), "token_ids": []}
     return (choice or shape.part(prompt, OutputChunk(0, 0))) | ids
 
 
@@ -173,18 +139,16 @@ async def whole_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> bytes:
 
 
 def _written(asking: Asking, made: dict[int, Object], shape: ReplyShape, frame: Frame) -> bytes:
-    answers = len(asking.streams[0].output.answers)
-    choices = [
-        {"index": number, **shape.whole(made[number], asking.scored(number // answers))} for number in sorted(made)
-    ]
-    told = _head(frame, shape.whole_object) | {"choices": choices, "usage": usage_of(asking, shape.thought)}
-    told |= _metrics(asking, frame)
-    return json.dumps(told, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    outputs = [stream.output for stream in asking.streams]
+    answers = len(outputs[0].answers)
+    choices = [{"index": number, **shape.whole(made[number], outputs[number // answers])} for number in sorted(made)]
+    told = _head(asking, frame, shape.whole_object) | {"choices": choices, "usage": usage_of(asking, shape.thought)}
+    return written(told | _metrics(asking, frame))
 
 
 async def streamed_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> AsyncGenerator[bytes]:
     """Events of the reply to a request that streams."""
-    head, usage = _head(frame, shape.part_object), frame.options.include_usage
+    head, usage = _head(asking, frame, shape.part_object), frame.options.include_usage
 
     def events(told: Told) -> bytes:
         running = usage_of(asking, shape.thought) if frame.options.continuous_usage_stats else None
@@ -218,9 +182,9 @@ def usage_of(asking: Asking, thought: int = 0) -> Object:
     }
 
 
-def _head(frame: Frame, kind: str) -> Object:
+def _head(asking: Asking, frame: Frame, kind: str) -> Object:
     return {
-        "id": frame.id,
+        "id": asking.id,
         "object": kind,
         "created": int(time.time()),
         "model": frame.model,
@@ -238,9 +202,44 @@ def _finish(answer: AnswerOutput, shape: ReplyShape) -> Object:
 
 
 def _metrics(asking: Asking, frame: Frame) -> Object:
+    """Of all answers together, where they are asked for."""
     if frame.detail == "none":
         return {}
-    return {"metrics": metrics_of(asking, frame.block_size, detailed=frame.detail == "detailed")}
+    block_size = frame.block_size
+    answers = [answer for stream in asking.streams for answer in stream.output.answers]
+    stats = RequestStats.together([answer.stats for answer in answers])
+    steps = [step for answer in answers for step in answer.steps or ()]
+    by_length: dict[int, list[int]] = {}
+    for drafted, accepted in steps:
+        counts = by_length.setdefault(drafted, [0] * (drafted + 1))
+        counts[accepted] += 1
+    verified = stats.verified
+    histogram = stats.acceptance_histogram
+    speculative: dict[str, Any] = {
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "draft_acceptance_rate": stats.accepted / verified if verified else 0.0,
+        "acceptance_histogram": histogram + [0] * (block_size + 1 - len(histogram)),
+        "acceptance_histogram_by_draft_length": {str(length): by_length[length] for length in sorted(by_length)},
+        "num_spec_steps": stats.rounds,
+        "num_accepted_draft_tokens": stats.accepted,
+        "num_draft_tokens": verified,
+        "num_proposed_draft_tokens": stats.drafted,
+        "num_spec_tokens": block_size,
+    }
+    if frame.detail == "detailed":
+        speculative["per_step_accepted"] = [accepted for _, accepted in steps]
+        speculative["per_step_drafted"] = [drafted for drafted, _ in steps]
+    generation_s = stats.total_s() - stats.first_token_s()
+    said = sum(answer.answered for answer in answers)
+    told = {
+        "speculative_decoding": speculative,
+        "time_to_first_token_ms": 1e3 * stats.first_token_s(),
+        "generation_time_ms": 1e3 * generation_s,
+        "queue_time_ms": 1e3 * stats.queue_s(),
+        "mean_itl_ms": 1e3 * per_token_s(answers),
+        "tokens_per_second": said / stats.total_s() if stats.total_s() else 0.0,
+    }
+    return {"metrics": told}
 
 
 METRICS_HEADER = "x-spec-decode-metrics"
@@ -253,9 +252,9 @@ async def answered(
     prompts: Sequence[Prompt],
     options: Mapping[str, Any],
     shape: ReplyShape,
+    names: Mapping[str, str],
     *,
     kind: str,
-    names: Mapping[str, str] | None = None,
     usual: int | None = None,
 ) -> Response:
     """See `Asking.begin`."""
@@ -263,10 +262,10 @@ async def answered(
     model = api.check_model(body.model, terms)
     detail = _detail(request, body)
     asking = await Asking.begin(
-        api, request, body, prompts, options, kind=kind, names=names, usual=usual, record=detail != "none"
+        api, request, prompts, options, kind=kind, names=names, usual=usual, record=detail != "none"
     )
     ids, wanted = bool(body.return_token_ids), body.stream_options or StreamOptions()
-    frame = Frame(asking.id, model, api.fingerprint(terms), terms.block_size, detail, ids, wanted)
+    frame = Frame(model, api.fingerprint(terms), terms.block_size, detail, ids, wanted)
     events = streamed_reply(asking, shape, frame) if body.stream else None
     return await respond(api, request, asking, events, partial(whole_reply, asking, shape, frame))
 
@@ -284,9 +283,7 @@ async def respond(
     if events is not None:
         if api.pace is not None:
             events = paced_events(events, api.pace, longest)
-        cut = api.processor.metrics.slow_readers_cut.inc
-        unread_s = api.config.max_unread_s
-        return EventStream(events, asking.gone, asking.headers, unread_s=unread_s, on_cut=cut, failed=failed)
+        return EventStream(api, events, asking.gone, asking.headers, failed)
     try:
         answer = while_connected(request, whole(), asking.gone)
         if api.pace is not None:
@@ -298,13 +295,7 @@ async def respond(
 
 def _detail(request: Request, body: Body) -> Detail:
     """Asked for in the body, or by a header where a tool writes the body."""
-    if body.per_request_spec_decode_metrics is not None:
-        return body.per_request_spec_decode_metrics
-    match request.headers.get(METRICS_HEADER, "none"):
-        case "none":
-            return "none"
-        case "summary":
-            return "summary"
-        case "detailed":
-            return "detailed"
-    raise InvalidRequest(METRICS_HEADER, "must be none, summary or detailed")
+    asked = body.per_request_spec_decode_metrics or request.headers.get(METRICS_HEADER, "none")
+    if asked not in get_args(Detail):
+        raise InvalidRequest(METRICS_HEADER, "must be none, summary or detailed")
+    return cast(Detail, asked)

@@ -10,17 +10,81 @@ import asyncio
 import functools
 import typing
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, FailFast, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from coordinator.http.forms import BodyPart, ResponseFormat, StructuredOutputs
-from coordinator.http.tools import Choice, Tool
 from dspark.errors import InvalidRequest, RequestCancelled, Unsupported
+
+Form = dict[str, Any]  # `constraint` of a request
+
+
+class BodyPart(BaseModel):
+    """What a body is made of. Fields that nobody knows are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+
+class JsonSchema(BodyPart):
+    """`strict` is as it were true: what cannot be kept is refused."""
+
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BodyPart):
+    """OpenAI's."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag", "regex", "grammar"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(BodyPart):
+    """vLLM's: one of these."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    # How another engine writes JSON; what asks for nothing.
+    disable_fallback: bool | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+
+
+class Function(BodyPart):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BodyPart):
+    type: Literal["function"]
+    function: Function
+
+
+class Named(BodyPart):
+    name: str
+
+
+class Chosen(BodyPart):
+    """A tool that is to be called."""
+
+    type: Literal["function"]
+    function: Named
+
+
+Choice = Literal["none", "auto", "required"] | Chosen
 
 # Values that ask for nothing.
 _IDLE: dict[str, tuple[Any, ...]] = {
@@ -79,10 +143,24 @@ class SpeculationFields(BodyPart):
 
 
 class SharedFields(BodyPart):
-    """What every interface here has beside its own; None takes the deployment's default."""
+    """What every interface here has beside its own; None takes the deployment's default.
 
+    idle: values that ask for nothing, of fields that are known and not built; `true` is not 1. labels: fields that are
+    nothing to anybody here. stored: those for which something would have to be kept.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    idle: ClassVar[Mapping[str, tuple[Any, ...]]]
+    labels: ClassVar[Collection[str]] = ()
+    stored: ClassVar[Collection[str]] = ()
+
+    model: str | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
     seed: int | None = None
     # vLLM's names.
+    top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
@@ -92,26 +170,34 @@ class SharedFields(BodyPart):
     # Ours.
     speculation: SpeculationFields | None = None
 
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        """Raises Unsupported for what is asked for beside the body's own fields."""
+        for name, value in (self.model_extra or {}).items():
+            nothing = (value == each and type(value) is type(each) for each in self.idle.get(name, ()))
+            if value is None or any(nothing) or name in self.labels:
+                continue
+            if name in self.stored:
+                raise Unsupported(name, "is not supported: nothing is kept between requests")
+            raise Unsupported(name[:100], "is not supported" if name in self.idle else "is not a field of this request")
+        return self
+
 
 class Body(SharedFields):
-    """What both kinds of requests share."""
+    """What both kinds of OpenAI's requests share."""
 
-    model_config = ConfigDict(extra="allow")
+    idle = _IDLE
+    labels = _LABELS
 
-    model: str | None = None
     n: int | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     max_tokens: int | None = None
     response_format: ResponseFormat | None = None
     # vLLM's names.
-    top_k: int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -120,8 +206,7 @@ class Body(SharedFields):
     per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] | None = None
 
     @model_validator(mode="after")
-    def _taken(self) -> Self:
-        check_beyond(self, _IDLE, labels=_LABELS)
+    def _together(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options", "only beside stream")
         if self.prompt_logprobs is not None and self.stream:
@@ -129,22 +214,44 @@ class Body(SharedFields):
         return self
 
 
-def check_beyond(
-    body: BaseModel,
-    idle: Mapping[str, tuple[Any, ...]],
-    *,
-    labels: Collection[str] = (),
-    stored: Collection[str] = (),
-) -> None:
-    """Raises Unsupported for what is asked for beside the body's own fields. idle: values that ask for nothing; `true`
-    is not 1. labels: what is nothing to anybody here. stored: what would have to be kept."""
-    for name, value in (body.model_extra or {}).items():
-        nothing = (value == each and type(value) is type(each) for each in idle.get(name, ()))
-        if value is None or any(nothing) or name in labels:
-            continue
-        if name in stored:
-            raise Unsupported(name, "is not supported: nothing is kept between requests")
-        raise Unsupported(name[:100], "is not supported" if name in idle else "is not a field of this request")
+def form_of(body: Body) -> tuple[str, Form | None]:
+    """(the field that says so, the form)."""
+    one, other = _of_format(body.response_format), _of_outputs(body.structured_outputs)
+    if one is not None and other is not None:
+        raise InvalidRequest("structured_outputs", "not beside response_format")
+    return ("response_format", one) if other is None else ("structured_outputs", other)
+
+
+def _of_format(asked: ResponseFormat | None) -> Form | None:
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return {"json_object": True}
+    if asked.type != "json_schema":
+        raise Unsupported("response_format.type", f"{asked.type!r} is not supported; structured_outputs has it")
+    if asked.json_schema is None or asked.json_schema.schema_ is None:
+        raise InvalidRequest("response_format.json_schema.schema", "field required")
+    return {"json_schema": asked.json_schema.schema_}
+
+
+def _of_outputs(structured: StructuredOutputs | None) -> Form | None:
+    if structured is None:
+        return None
+    for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
+        if getattr(structured, name):
+            raise Unsupported(f"structured_outputs.{name}", "is not supported")
+    given: Form = {
+        "json_schema": structured.json_,
+        "regex": structured.regex,
+        "choice": structured.choice,
+        "grammar": structured.grammar,
+        "json_object": structured.json_object or None,
+        "structural_tag": structured.structural_tag,
+    }
+    form = {name: value for name, value in given.items() if value is not None}
+    if len(form) != 1:
+        raise InvalidRequest("structured_outputs", "give one of json, regex, choice, grammar, json_object")
+    return form
 
 
 M = TypeVar("M", bound=BaseModel)

@@ -21,9 +21,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from coordinator.http.api import Api
 from coordinator.http.connection import cut
 from coordinator.http.errors import described
-from coordinator.reception.pacing import PacketPace
+from coordinator.reception.pacing import PacketPace, beats
 from dspark.errors import RequestCancelled
 
 T = TypeVar("T")
@@ -35,6 +36,11 @@ _HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # proxies of nginx's kind would hold events back
 }
+
+
+def written(told: object) -> bytes:
+    """An answer as JSON."""
+    return json.dumps(told, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def event(data: object) -> bytes:
@@ -55,27 +61,23 @@ class EventStream(Response):
     """Sends what `events` yields, whole events in bytes. `gone()` is called once when the client has left.
 
     An error of `events` becomes a status before the first event, and what `failed` makes of it after it. A client that
-    takes nothing for `unread_s` has left as well: its connection is ended with all that it did not take, and `on_cut()`
-    called.
+    takes nothing for as long as may be unread has left as well: its connection is ended with all that it did not take.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
+        api: Api,
         events: AsyncGenerator[bytes],
         gone: Callable[[], None],
         headers: dict[str, str] | None = None,
-        *,
-        unread_s: float = 10.0,
-        on_cut: Callable[[], None] = lambda: None,
         failed: Callable[[Exception], bytes] = failure,
     ) -> None:
-        self._failed = failed
+        self._api, self._failed = api, failed
         self.status_code, self.background = 200, None
         self.init_headers({**_HEADERS, **(headers or {})})
         self._events, self._gone = events, gone
-        self._unread_s, self._on_cut = unread_s, on_cut
         self._begun = self._over = self._dropped = False
         self._sent = 0.0
 
@@ -112,7 +114,7 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         self._sent = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(self._unread_s):
+            async with asyncio.timeout(self._api.config.max_unread_s):
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         except TimeoutError:
             raise _Untaken from None
@@ -121,7 +123,7 @@ class EventStream(Response):
         if self._over:
             return
         self._over = True
-        self._on_cut()
+        self._api.processor.metrics.slow_readers_cut.inc()
         self._gone()
         self._dropped = cut(scope)
 
@@ -169,8 +171,6 @@ _LEAST = sum(map(len, _FILLER))
 
 async def paced_events(events: AsyncGenerator[bytes], pace: PacketPace, max_tokens: int) -> AsyncGenerator[bytes]:
     """What `events` yields, as one frame each interval; its last event with the last frame. Its errors are raised."""
-    loop = asyncio.get_running_loop()
-    began, ticks, end = loop.time(), 0, pace.ticks(max_tokens)
     waiting: list[bytes] = []
 
     async def read() -> None:
@@ -180,16 +180,12 @@ async def paced_events(events: AsyncGenerator[bytes], pace: PacketPace, max_toke
 
     reading = asyncio.create_task(read())
     try:
-        while True:
-            ticks += 1
-            await asyncio.sleep(max(began + ticks * pace.interval_s - loop.time(), 0.0))
+        async for ends in beats(pace, max_tokens):
             if reading.done():
                 reading.result()
-                if ticks >= end and len(waiting) <= 1:
+                if ends and len(waiting) <= 1:
                     yield framed(b"".join(waiting), pace.frame)
                     return
-            if ticks >= end:
-                end += pace.ticks(max_tokens)
             ready = _fitting(waiting, pace.frame - _LEAST)
             del waiting[: len(ready)]
             yield framed(b"".join(ready), pace.frame)

@@ -15,8 +15,7 @@ from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.chat import read_prompt
 from coordinator.http.errors import UnknownModel
-from coordinator.http.forms import BodyPart
-from coordinator.http.schema import AtFirst, ChatBody, described_by, read_body
+from coordinator.http.schema import AtFirst, BodyPart, ChatBody, described_by, read_body
 from coordinator.reception.input_processor import LONG_IDS, decoded, encoded, prompt_bytes
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.errors import DsparkError, InvalidRequest, Unsupported
@@ -95,7 +94,7 @@ class DetokenizeBody(BodyPart):
 
 
 def tokenizing_routes(api: Api) -> APIRouter:
-    router = APIRouter(tags=["vLLM"])
+    router = APIRouter(tags=["vLLM"], dependencies=[Depends(api.guard)])
 
     def tokenizer_for(model: str | None) -> Tokenizer:
         api.check_model(model, api.processor.cell.terms())
@@ -118,21 +117,22 @@ def tokenizing_routes(api: Api) -> APIRouter:
         )
         return await read_prompt(api, chat)
 
-    @router.post("/tokenize", dependencies=[Depends(api.guard)], openapi_extra=described_by(TokenizeBody))
+    @router.post("/tokenize", openapi_extra=described_by(TokenizeBody))
     async def tokenize(request: Request) -> Response:
         """Token ids of a text or a conversation."""
         body = await read_body(request, TokenizeBody, prompt_bytes(api.processor.cell))
         tokenizer = tokenizer_for(body.model)
         ids = await ids_of(body, tokenizer)
-        told = {"count": len(ids), "max_model_len": api.processor.limits().longest, "tokens": ids}
+        told = {"count": len(ids), "max_model_len": api.processor.cell.terms().limits.longest, "tokens": ids}
         return await beside(len(ids) > LONG_IDS, _with_names, told, tokenizer if body.return_token_strs else None)
 
-    @router.post("/detokenize", dependencies=[Depends(api.guard)], openapi_extra=described_by(DetokenizeBody))
+    @router.post("/detokenize", openapi_extra=described_by(DetokenizeBody))
     async def detokenize(request: Request) -> dict[str, str]:
         """The text of token ids."""
         body = await read_body(request, DetokenizeBody, prompt_bytes(api.processor.cell))
         tokenizer = tokenizer_for(body.model)
-        return {"prompt": await decoded(tokenizer, body.tokens, "tokens", api.processor.limits().context_length)}
+        most = api.processor.cell.terms().limits.context_length
+        return {"prompt": await decoded(tokenizer, body.tokens, "tokens", most)}
 
     return router
 

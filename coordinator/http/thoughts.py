@@ -14,14 +14,13 @@ import re
 from typing import Protocol
 
 from coordinator.http.calls import Part, new_call_id, parted
-from coordinator.http.forms import Form
-from coordinator.http.tools import Shape
+from coordinator.http.schema import Form
+from coordinator.http.tools import Shape, part_of
 from dspark.errors import InvalidRequest, Unsupported
 
 BEGIN, END = "<think>", "</think>"
 MOST = 32_768  # tokens of thoughts
 _BLANK = 64  # characters of white space before thoughts
-_SPACES = 16  # of white space between two parts of JSON
 
 
 class Reader(Protocol):
@@ -111,11 +110,6 @@ class ThoughtReader:
         return self._rest.push(text) if text else []
 
 
-def begun(prompt: str) -> bool:
-    """Whether a prompt has begun thoughts and not ended them."""
-    return prompt.rstrip().endswith(BEGIN)
-
-
 def with_budget(budget: int, form: Form | None, *, inside: bool, token: int | None) -> Form:
     """A form in which at most `budget` tokens of thoughts come before what `form` says. token: ends thoughts."""
     if token is None:
@@ -131,25 +125,6 @@ def with_budget(budget: int, form: Form | None, *, inside: bool, token: int | No
     rest = {"type": "any_tokens", "exclude_tokens": []} if form is None else part_of(form, "thinking_token_budget")
     whole = {"type": "sequence", "elements": [*thoughts, rest]}
     return {"structural_tag": {"type": "structural_tag", "format": whole}}
-
-
-def part_of(form: Form, field: str) -> Shape:
-    """A form as a part of a structural tag. field: what asks for that."""
-    match form:
-        case {"structural_tag": {"format": dict() as made}}:
-            return made
-        case {"json_schema": dict() as schema}:
-            return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _SPACES}
-        case {"json_object": _}:
-            schema = {"type": "object", "additionalProperties": True}
-            return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _SPACES}
-        case {"regex": str() as pattern}:
-            return {"type": "regex", "pattern": pattern}
-        case {"grammar": str() as grammar}:
-            return {"type": "grammar", "grammar": grammar}
-        case {"choice": list() as texts}:
-            return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in texts]}
-    raise Unsupported(field, "is not supported with this form as a part of another")
 
 
 BEGINS = "<|channel|>"

@@ -11,42 +11,19 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from coordinator.http.forms import BodyPart
+from coordinator.http.api import Api
+from coordinator.http.schema import ChatBody, Choice, Chosen, Form, Function, Tool, form_of
 from coordinator.http.template import CALLED, CALLS, USER, ChatTemplate
 from dspark.errors import InvalidRequest, Unsupported
 
 MAX_TOOLS = 128
 SPACES = 4  # of white space between two parts of a call's arguments
+FORM_SPACES = 16  # the same of an answer's JSON
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
-
-class Function(BodyPart):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(BodyPart):
-    type: Literal["function"]
-    function: Function
-
-
-class Named(BodyPart):
-    name: str
-
-
-class Chosen(BodyPart):
-    """A tool that is to be called."""
-
-    type: Literal["function"]
-    function: Named
-
-
 Shape = dict[str, Any]  # a part of a structural tag
-Choice = Literal["none", "auto", "required"] | Chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,34 +184,32 @@ def _writes(form: Format, text: str) -> bool:
     return form.parameters in text and re.search(rf"{begin}[^<>]*{CALLED}", text) is not None
 
 
-def read_tools(
-    tools: Sequence[Tool] | None,
-    choice: Choice | None,
-    parallel: bool | None,
-    template: ChatTemplate,
-    named: str = "",
-    special: Mapping[str, int] | None = None,
-    answer: Shape | None = None,
-    field: str = "response_format",
-) -> Calling | None:
-    """What may be called; None where nothing may. named: a format to use in place of the template's own. special: ids
-    of the target's tokens that are no text. answer: the form of an answer that calls nothing; field: where it stood."""
+def read_calling(api: Api, body: ChatBody) -> Calling | None:
+    """What a body lets be called, in the way of the target's template; None where nothing may be."""
+    tools, choice = body.tools, body.tool_choice
     if not tools:
         if choice not in (None, "none", "auto"):
             raise InvalidRequest("tool_choice", "names a call, and there are no tools")
         return None
+    if api.template is None:
+        raise Unsupported("tools", "the target has no chat template")
     _check(tools)
     if choice == "none":
         return None
-    form = format_of(template, named)
-    if form is None or not template.shows_tools:
+    form = format_of(api.template, api.config.tool_format)
+    if form is None or not api.template.shows_tools:
         raise Unsupported("tools", "the target's chat template shows no tools, or writes calls in no way known here")
-    written = [tool.model_dump(exclude_none=True) for tool in tools]
-    made = _form(tools, choice, parallel is not False and form.many, form, special or {}, answer, field)
+    tokenizer = api.processor.tokenizer
+    special = tokenizer.special_ids() if tokenizer is not None else {}
+    field, asked = form_of(body)
+    answer = None if asked is None else part_of(asked, field)
+    many = body.parallel_tool_calls is not False and form.many
+    made = _form(tools, choice, many, form, special, answer, field)
     if _forces(choice) or answer is None:
         field = "tools"
     elif any(tool.function.strict for tool in tools):
         field = f"{field} or tools"
+    written = [tool.model_dump(exclude_none=True) for tool in tools]
     return Calling(written, made, form, _forces(choice) or answer is not None, field)
 
 
@@ -325,6 +300,25 @@ def _arguments(function: Function, *, strict: bool) -> Shape:
 
 def _sequence(parts: list[Shape]) -> Shape:
     return parts[0] if len(parts) == 1 else {"type": "sequence", "elements": parts}
+
+
+def part_of(form: Form, field: str) -> Shape:
+    """A form as a part of a structural tag. field: what asks for that."""
+    match form:
+        case {"structural_tag": {"format": dict() as made}}:
+            return made
+        case {"json_schema": dict() as schema}:
+            return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": FORM_SPACES}
+        case {"json_object": _}:
+            schema = {"type": "object", "additionalProperties": True}
+            return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": FORM_SPACES}
+        case {"regex": str() as pattern}:
+            return {"type": "regex", "pattern": pattern}
+        case {"grammar": str() as grammar}:
+            return {"type": "grammar", "grammar": grammar}
+        case {"choice": list() as texts}:
+            return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in texts]}
+    raise Unsupported(field, "is not supported with this form as a part of another")
 
 
 def spelled(text: str, special: Mapping[str, int]) -> list[Shape]:

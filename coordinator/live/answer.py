@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -12,7 +13,7 @@ from pydantic import Field
 from coordinator.answers.answer import CommittedTokens
 from coordinator.clock import beside
 from coordinator.http.api import Api
-from coordinator.http.forms import BodyPart
+from coordinator.http.schema import BodyPart
 from coordinator.http.stream import EventStream, event
 from coordinator.http.template import Turn, newest_that_fit
 from coordinator.reception.input_processor import LONG_TEXT, encoded_now
@@ -67,7 +68,7 @@ async def prompt_of(api: Api, messages: Sequence[Turn], max_tokens: int) -> tupl
         text = template.render(said, {}, add_generation_prompt=True)
         return encoded_now(tokenizer, text, "messages", add_special=False)  # the template writes them itself
 
-    room = api.processor.limits().longest - max_tokens
+    room = api.processor.cell.terms().limits.longest - max_tokens
     long = sum(len(message["content"]) for message in messages) > LONG_TEXT
     return await beside(long, newest_that_fit, messages, room, encode)
 
@@ -123,26 +124,23 @@ class Speaker:
         return told
 
 
-def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventStream:
+async def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventStream:
     """Events of one answer: `begin`, `first`, `round` again and again, `end`."""
-    running: list[ResponseStream] = []
+    options = Options(
+        max_tokens=wish.max_tokens,
+        temperature=wish.temperature,
+        policy=wish.policy,
+        rule=wish.rule,
+        seed=wish.seed,
+        drafter=wish.drafter,
+        constraint={"json_schema" if wish.shape.startswith("{") else "regex": wish.shape} if wish.shape else None,
+        request_id=f"live-{secrets.token_hex(8)}",
+    )
+    prompt, left_out = await prompt_of(api, [each.model_dump() for each in wish.messages], wish.max_tokens)
+    stream = await api.processor.accept(write_request(prompt, options))
+    request = stream.request
 
     async def events() -> AsyncGenerator[bytes]:
-        options = Options(
-            max_tokens=wish.max_tokens,
-            temperature=wish.temperature,
-            policy=wish.policy,
-            rule=wish.rule,
-            seed=wish.seed,
-            drafter=wish.drafter,
-            constraint={"json_schema" if wish.shape.startswith("{") else "regex": wish.shape} if wish.shape else None,
-            request_id=f"live-{secrets.token_hex(8)}",
-        )
-        prompt, left_out = await prompt_of(api, [each.model_dump() for each in wish.messages], wish.max_tokens)
-        message = write_request(prompt, options)
-        stream = await api.processor.accept(message)
-        running.append(stream)
-        request = stream.request
         try:
             with explain.request(inside(request.tenant, request.id)) as watch:  # before its first round
                 speaker = Speaker(request.prompt, api.processor.tokenizer)
@@ -166,11 +164,7 @@ def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventStream:
         finally:
             stream.leave()
 
-    def gone() -> None:
-        for stream in running:
-            stream.cut(RequestCancelled("the client went away"))
-
-    return EventStream(events(), gone)
+    return EventStream(api, events(), partial(stream.cut, RequestCancelled("the client went away")))
 
 
 def ending(stream: ResponseStream) -> dict[str, object]:

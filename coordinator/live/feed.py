@@ -14,7 +14,6 @@ from typing import Any
 
 import structlog
 
-from coordinator.clock import Clock
 from coordinator.http.api import Api
 from coordinator.http.stream import EventStream, event
 from coordinator.lanes.conduct import Reported
@@ -95,8 +94,8 @@ SHOWN = 4  # of the last answers
 class CellFeed:
     """Frames of the cell, for as long as somebody watches."""
 
-    def __init__(self, membership: Membership, admission: Scheduler, load: BackgroundLoad, clock: Clock) -> None:
-        self._membership, self._admission, self._load, self._clock = membership, admission, load, clock
+    def __init__(self, api: Api, membership: Membership, admission: Scheduler, load: BackgroundLoad) -> None:
+        self._api, self._membership, self._admission, self._load = api, membership, admission, load
         self._watchers = 0
         self._frame: bytes | None = None  # None once there are no more
         self._next = asyncio.Event()
@@ -118,7 +117,7 @@ class CellFeed:
             finally:
                 self._watchers -= 1
 
-        return EventStream(events(), left.set)
+        return EventStream(self._api, events(), left.set)
 
     def set_load(self, streams: int, policy: str, rule: str) -> None:
         """Background streams from now on; they end a while after the last watcher has left."""
@@ -139,11 +138,12 @@ class CellFeed:
         """Ends when nobody has watched for a while, or the coordinator stops."""
         try:
             with self._membership.explain.cell() as watch:
-                seen = self._clock.time()
-                while not self._admission.draining and self._clock.time() - seen <= LINGER_S:
+                now = self._api.processor.clock.time
+                seen = now()
+                while not self._admission.draining and now() - seen <= LINGER_S:
                     await asyncio.sleep(FRAME_S)
                     if self._watchers:
-                        seen = self._clock.time()
+                        seen = now()
                         self._show(event(self._cell(watch.taken())))
         except Exception as error:  # a bug: pages come back and find a feed that begins anew
             log.error("live.feed_failed", exc_info=error)

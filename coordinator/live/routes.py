@@ -1,31 +1,74 @@
 """The live page and what it asks for: `/`, its files, an answer with every round explained, the cell, the load.
 
-The page and its files are anybody's. An answer is for clients; the pools are for those who may read metrics, and the
-load is for operators. Where no keys are set nobody is asked for one.
+The page and its files are anybody's: as they ship, without a build step, sent with strict headers. An answer is for
+clients; the pools are for those who may read metrics, and the load is for operators. Where no keys are set nobody is
+asked for one.
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
 
 from coordinator.http.api import Api
-from coordinator.http.forms import BodyPart
-from coordinator.http.schema import read_body
+from coordinator.http.schema import BodyPart, read_body
 from coordinator.http.stream import EventStream
 from coordinator.live.answer import MAX_TOKENS, AnswerWish, Policy, Rule, answer_events
 from coordinator.live.feed import BackgroundLoad, CellFeed
-from coordinator.live.page import INDEX, Page
 from coordinator.queue.scheduler import Scheduler
 from coordinator.reception.input_processor import prompt_bytes
 from coordinator.workers.membership import Membership
 from dspark.rounds.policy import parse_policy
 
+FOLDER = Path(__file__).parent / "page"
+INDEX = "index.html"
+# Scripts and styles from here and nowhere else, none of them inline; nobody may frame the page; strings never become
+# markup.
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
 LOAD_BYTES = 4096
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-cache",
+}
+
+
+class Page(StaticFiles):
+    """All files by name; none from beyond the folder."""
+
+    def __init__(self) -> None:
+        super().__init__(directory=FOLDER, follow_symlink=True)  # as some installers lay files
+
+    def file_response(self, *arguments: Any, **options: Any) -> Response:
+        response = super().file_response(*arguments, **options)
+        response.headers.update(HEADERS)
+        for name in ("etag", "last-modified"):  # of times and sizes, which files of two versions may share
+            del response.headers[name]
+        return response
 
 
 class LoadWish(BodyPart):
@@ -39,8 +82,8 @@ class LoadWish(BodyPart):
 def live_routes(api: Api, membership: Membership, admission: Scheduler, streams: int) -> APIRouter:
     """`streams`: background streams at one time, at most."""
     page, router = Page(), APIRouter(include_in_schema=False)
-    load = BackgroundLoad(api, page.read_json("examples.json"), streams)
-    feed = CellFeed(membership, admission, load, api.processor.clock)
+    load = BackgroundLoad(api, json.loads((FOLDER / "examples.json").read_bytes()), streams)
+    feed = CellFeed(api, membership, admission, load)
     client = [Depends(from_this_page), Depends(api.guard)]
     watcher = [Depends(from_this_page), Depends(api.operator_guard)]
     operator = [*watcher, Depends(api.guard)]  # who may both read metrics and generate
@@ -74,7 +117,7 @@ def live_routes(api: Api, membership: Membership, admission: Scheduler, streams:
     @router.post("/live/generate", dependencies=client)
     async def generate(request: Request) -> EventStream:
         wish = await read_body(request, AnswerWish, prompt_bytes(api.processor.cell))
-        return answer_events(api, membership.explain, wish)
+        return await answer_events(api, membership.explain, wish)
 
     @router.post("/live/load", dependencies=operator)
     async def set_load(request: Request) -> dict[str, int]:

@@ -15,7 +15,7 @@ from coordinator.clock import Clock, beside
 from coordinator.reception.output_processor import OutputProcessor
 from coordinator.reception.response_stream import ResponseStream
 from coordinator.reception.tokenizer import Tokenizer
-from coordinator.requests.validation import MAX_TEXT, Limits, check_head, read_request, read_resume
+from coordinator.requests.validation import MAX_TEXT, check_head, read_request, read_resume
 from dspark.errors import Expired, InvalidRequest, RequestCancelled, Unavailable
 from dspark.runtime.security import current_caller
 from dspark.runtime.telemetry import Metrics
@@ -77,10 +77,6 @@ class InputProcessor:
         self._max_unread, self._longest_s = max_unread, longest_s
         self._wake_ups = WakeUpLimit()
 
-    def limits(self) -> Limits:
-        """What the cell allows, and whether text is understood here."""
-        return replace(self.cell.terms().limits, has_tokenizer=self.tokenizer is not None)
-
     async def accept(
         self, message: generate_pb2.GenerateRequest, remaining_s: float | None = None, usual: int | None = None
     ) -> ResponseStream:
@@ -88,13 +84,15 @@ class InputProcessor:
         usual: tokens of an answer that sets no limit, where the context leaves so many."""
         arrived = self.clock.time()
         lasts_s = self._longest_s if remaining_s is None else min(remaining_s, self._longest_s)
-        check_head(message, self.tokenizer is not None)
+        has_tokenizer = self.tokenizer is not None
+        check_head(message, has_tokenizer)
         self.cell.check_capacity(current_caller().tenant)
-        limits = self.limits()
+        limits = self.cell.terms().limits
         prompt = await self._prompt(message)
         if usual is not None and not message.sampling_params.HasField("max_tokens"):
             message.sampling_params.max_tokens = max(min(usual, limits.longest - len(prompt)), 1)
-        request = read_request(message, prompt, limits, name=secrets.token_hex(8), seed=secrets.randbits(64))
+        name, seed = secrets.token_hex(8), secrets.randbits(64)
+        request = read_request(message, prompt, limits, name=name, seed=seed, has_tokenizer=has_tokenizer)
         request = replace(request, tenant=current_caller().tenant)
         sink = OutputQueue(self._max_unread * request.choices, self._wake_ups)
         output = OutputProcessor(request, self.tokenizer, arrived, read_resume(message, request.choices))

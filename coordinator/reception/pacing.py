@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -48,27 +49,28 @@ def read_pace(config: ClientsConfig) -> PacketPace | None:
     return PacketPace(config.pace_interval_ms / 1000, config.pace_frame_bytes, config.pace_tokens_per_s)
 
 
+async def beats(pace: PacketPace, max_tokens: int) -> AsyncGenerator[bool]:
+    """Every interval, for ever: whether a term ends with it."""
+    loop = asyncio.get_running_loop()
+    began, term = loop.time(), pace.ticks(max_tokens)
+    for ticks in itertools.count(1):
+        await asyncio.sleep(max(began + ticks * pace.interval_s - loop.time(), 0.0))
+        yield ticks % term == 0
+
+
 async def paced(stream: ResponseStream, pace: PacketPace) -> AsyncGenerator[generate_pb2.GenerateResponse]:
     """The whole answer, its last message at the end of a term."""
     request = stream.request
-    loop = asyncio.get_running_loop()
-    began, ticks, end = loop.time(), 0, pace.ticks(request.max_tokens)
-    reading: asyncio.Task[list[OutputChunk]] | None = None
+    reading: asyncio.Task[list[OutputChunk]] | None = asyncio.create_task(stream.parts())
     waiting: list[generate_pb2.GenerateResponse] = []
     try:
-        while True:
-            if reading is None and not stream.done:
-                reading = asyncio.ensure_future(stream.parts())
-            ticks += 1
-            await _until(began + ticks * pace.interval_s)
+        async for ends in beats(pace, request.max_tokens):
             if reading is not None and reading.done():
                 waiting += write_parts(request.id, reading.result(), stream.scored)
-                reading = None
-            if ticks >= end and stream.done and not waiting:
+                reading = None if stream.done else asyncio.create_task(stream.parts())
+            if ends and stream.done and not waiting:
                 yield padded(write_complete(stream.output), pace.frame)
                 return
-            if ticks >= end:
-                end += pace.ticks(request.max_tokens)
             for _ in range(request.choices):
                 message = generate_pb2.GenerateResponse(request_id=request.id)
                 if waiting:
@@ -87,7 +89,3 @@ def padded(message: generate_pb2.GenerateResponse, frame: int) -> generate_pb2.G
     whole = frame * math.ceil((size + _LEAST_PADDING) / frame)
     message.padding = bytes(whole - size)
     return message
-
-
-async def _until(when: float) -> None:
-    await asyncio.sleep(max(when - asyncio.get_running_loop().time(), 0.0))

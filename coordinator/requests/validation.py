@@ -4,19 +4,36 @@ What is understood and not built is refused by name, never ignored. Nothing is a
 
 The acceptance rule that is named wins. A request that brings a seed and names none wants its answer again, which the
 coupled rule alone promises whatever the load, the drafter or the schedule. Everything else runs under the deployment's
-rule.
+rule. Draws are keyed by the request's seed, or by one drawn here.
+
+Comparisons are written so that they refuse NaN.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 from coordinator.requests.request import Request
-from coordinator.requests.sampling_params import read_choices, read_sampling_params
-from dspark.errors import InvalidRequest
+from dspark.errors import InvalidRequest, PeerError
 from dspark.rounds.policy import Policy, parse_policy
-from dspark.types import Rule, scores_problem
+from dspark.types import (
+    MAX_BIAS,
+    MAX_BIASED,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_REPETITION,
+    Constraint,
+    ConstraintKind,
+    Rule,
+    SamplingParams,
+    scores_problem,
+)
+from dspark.wire.codec import read_constraint
 from dspark.wire.v1 import generate_pb2, types_pb2
 
 
@@ -37,7 +54,19 @@ WEIGHTS = (0.01, 100.0)  # least and most
 LABEL = re.compile("[A-Za-z0-9._-]{0,32}")
 DEFAULT_MAX_TOKENS = 256
 
+MAX_CHOICES = 16
+
 _PARAMS = "sampling_params"
+
+_PENALTY = (0.0, lambda p: abs(p) <= MAX_PENALTY, f"in [{-MAX_PENALTY:g}, {MAX_PENALTY:g}]")
+_NUMBERS: dict[str, tuple[float, Callable[[float], bool], str]] = {  # default, what fits, and how errors say it
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "temperature": (1.0, lambda t: math.isfinite(t) and t >= 0, "finite and not negative"),
+    "top_p": (1.0, lambda p: 0 < p <= 1, "in (0, 1]"),
+    "min_p": (0.0, lambda p: 0 <= p <= 1, "in [0, 1]"),
+    "repetition_penalty": (1.0, lambda p: 0 < p <= MAX_REPETITION, f"in (0, {MAX_REPETITION:g}]"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +77,6 @@ class Limits:
     context_length: int
     capacity: int  # tokens a verifier's page pool holds; 0 when unknown
     stop_token_ids: tuple[int, ...]
-    has_tokenizer: bool
     policy: Policy
     rule: Rule = Rule.BLOCK
 
@@ -82,9 +110,11 @@ def read_request(
     *,
     name: str,
     seed: int,
+    has_tokenizer: bool = False,
 ) -> Request:
-    """A request that can be served, or an error that names the field. name, seed: of one that brings none."""
-    check_head(message, limits.has_tokenizer)
+    """A request that can be served, or an error that names the field. name, seed: of one that brings none.
+    has_tokenizer: whether text is understood here."""
+    check_head(message, has_tokenizer)
     field = "text" if message.WhichOneof("input") == "text" else "tokenized.input_ids"
     _check_prompt(prompt, field, limits)
     asked = message.sampling_params
@@ -92,17 +122,21 @@ def read_request(
     rule = Rule.COUPLED if asked.HasField("seed") else limits.rule
     if message.speculation.rule != types_pb2.RULE_UNSPECIFIED:
         rule = Rule(message.speculation.rule)
-    stops = _read_stops(asked, limits.has_tokenizer)
+    stops = _read_stops(asked, has_tokenizer)
     stop_ids = _read_stop_ids(asked, limits)
     max_tokens = _read_max_tokens(asked, len(prompt), limits)
-    params = read_sampling_params(
-        message,
-        rule,
-        seed,
+    min_tokens = _min_tokens(asked, max_tokens, stop_ids, limits.vocab_size)
+    params = SamplingParams(
+        **_numbers(asked),
+        top_k=asked.top_k,
+        seed=asked.seed if asked.HasField("seed") else seed,
+        rule=rule,
+        logit_bias=_bias(asked, limits.vocab_size),
+        min_tokens=min_tokens,
+        stop_token_ids=tuple(sorted(stop_ids)) if min_tokens else (),
+        logprobs=_whole(asked, "logprobs", 0, MAX_LOGPROBS),
         prompt_len=len(prompt),
-        max_tokens=max_tokens,
-        stop_ids=stop_ids,
-        vocab_size=limits.vocab_size,
+        constraint=_constraint(message),
     )
     return Request(
         id=message.request_id or name,
@@ -114,7 +148,7 @@ def read_request(
         stops=stops,
         show_stop=asked.include_stop_str_in_output,
         skip_special=asked.skip_special_tokens if asked.HasField("skip_special_tokens") else True,
-        choices=read_choices(asked),
+        choices=_whole(asked, "n", 1, MAX_CHOICES) or 1,
         weight=_read_weight(message.speculation),
         drafter=message.speculation.drafter,
         cache_salt=message.cache_salt,
@@ -208,3 +242,72 @@ def _read_max_tokens(params: generate_pb2.SamplingParams, prompt_len: int, limit
             field, f"{prompt_len} prompt tokens and {params.max_tokens} more never fit into {limits.capacity} slots"
         )
     return params.max_tokens
+
+
+def _whole(params: generate_pb2.SamplingParams, name: str, least: int, most: int) -> int | None:
+    """A whole number within bounds; None where it is not given."""
+    if not params.HasField(name):
+        return None
+    value: int = getattr(params, name)
+    if not least <= value <= most:
+        raise InvalidRequest(f"{_PARAMS}.{name}", f"must be in {least}..{most}, got {value}")
+    return value
+
+
+def _numbers(params: generate_pb2.SamplingParams) -> dict[str, Any]:
+    """Every field of `_NUMBERS`."""
+    found = {}
+    for name, (default, fits, range_) in _NUMBERS.items():
+        found[name] = default
+        if params.HasField(name):
+            found[name] = getattr(params, name)
+            if not fits(found[name]):
+                raise InvalidRequest(f"{_PARAMS}.{name}", f"must be {range_}, got {found[name]}")
+    return found
+
+
+def _bias(params: generate_pb2.SamplingParams, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    field = f"{_PARAMS}.logit_bias"
+    if len(params.logit_bias) > MAX_BIASED:
+        raise InvalidRequest(field, f"{len(params.logit_bias)} entries, at most {MAX_BIASED} are allowed")
+    bias = sorted(params.logit_bias.items())
+    if bias and bias[-1][0] >= vocab_size:
+        raise InvalidRequest(field, f"token id {bias[-1][0]} is not below the vocabulary size {vocab_size}")
+    for token, value in bias:
+        if not abs(value) <= MAX_BIAS:
+            raise InvalidRequest(field, f"must be in [{-MAX_BIAS:g}, {MAX_BIAS:g}], got {value} for token id {token}")
+    return tuple(bias)
+
+
+def _min_tokens(
+    params: generate_pb2.SamplingParams, max_tokens: int, stop_ids: Collection[int], vocab_size: int
+) -> int:
+    field = f"{_PARAMS}.min_tokens"
+    if params.min_tokens > max_tokens:
+        raise InvalidRequest(field, f"{params.min_tokens} is more than max_tokens, {max_tokens}")
+    if params.min_tokens and len(set(stop_ids)) >= vocab_size:
+        raise InvalidRequest(field, "every token of the vocabulary ends the answer")
+    return params.min_tokens
+
+
+def _constraint(message: generate_pb2.GenerateRequest) -> Constraint | None:
+    try:
+        constraint = read_constraint(message.constraint)
+    except PeerError as error:
+        raise InvalidRequest(*str(error).split(": ", 1)) from None
+    if constraint is None:
+        return None
+    if message.sampling_params.ignore_eos:
+        raise InvalidRequest("ignore_eos", "not beside a constraint: such an answer ends where its form does")
+    if constraint.kind in (ConstraintKind.JSON_SCHEMA, ConstraintKind.STRUCTURAL_TAG):
+        _check_json(f"constraint.{constraint.kind.name.lower()}", constraint.text)
+    return constraint
+
+
+def _check_json(field: str, text: str) -> None:
+    try:
+        made = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(field, f"is not JSON: {error}") from None
+    if not isinstance(made, dict | bool):
+        raise InvalidRequest(field, "is not an object")

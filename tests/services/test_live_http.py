@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,6 +108,47 @@ def test_leaving_frees_the_sequence_at_once(cell: HttpCell, http: httpx.Client) 
     cell.freed()
     assert cell.cancelled == before + 1
     wait_until(lambda: not cell.coordinator.membership.explain.watched)
+
+
+def connected(cell: HttpCell, request: str, content: bytes = b"") -> socket.socket:
+    """A connection that asks, and reads little."""
+    host, port = cell.url.removeprefix("http://").split(":")
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect((host, int(port)))
+    head = f"{request} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    return connection
+
+
+def test_who_leaves_before_the_answer_has_begun_frees_the_sequence_too(
+    cell: HttpCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, before = cell.coordinator._front, cell.cancelled
+    accept, asked, left = front.processor.accept, threading.Event(), threading.Event()
+
+    async def slowly(message: Any) -> Any:
+        asked.set()
+        await asyncio.to_thread(left.wait)
+        return await accept(message)
+
+    monkeypatch.setattr(front.processor, "accept", slowly)
+    open_before = front._http.connections
+    body = {"messages": said(PROMPT), "max_tokens": 1024}
+    with connected(cell, "POST /live/generate", json.dumps(body).encode()):
+        assert asked.wait(30)
+    wait_until(lambda: front._http.connections <= open_before)
+    left.set()
+    wait_until(lambda: cell.cancelled == before + 1)
+    cell.freed()
+
+
+def test_a_page_that_reads_nothing_is_cut_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.live.feed.event", lambda _: b"data: %b\n\n" % (b"x" * (1 << 20)))
+    with HttpCell(synthetic_pair(tmp_path), max_unread_s=0.2) as cell:
+        with connected(cell, "GET /live/events"):
+            wait_until(lambda: cell.coordinator.metrics.value("slow_readers_cut_total") == 1)
+        wait_until(lambda: not cell.coordinator.membership.explain.watched)
 
 
 def test_frames_show_lanes_workers_and_the_load_that_is_set_within_its_bound(

@@ -12,11 +12,11 @@ import pytest
 import xgrammar
 
 from coordinator.config import TOOL_FORMATS
-from coordinator.http import objects
-from coordinator.http.calls import CallReader, Part, joined
+from coordinator.http.calls import CallReader, JsonValue, Part, joined
+from coordinator.http.schema import Tool
 from coordinator.http.template import ChatTemplate
-from coordinator.http.thoughts import HarmonyReader, PlainReader, ThoughtReader, part_of, with_budget
-from coordinator.http.tools import FORMATS, Tool, _form, format_of
+from coordinator.http.thoughts import HarmonyReader, PlainReader, ThoughtReader, with_budget
+from coordinator.http.tools import FORMATS, _form, format_of, part_of
 from dspark.errors import Unsupported
 
 TEMPLATES = Path(__file__).parents[2] / "data" / "chat_templates"
@@ -232,14 +232,14 @@ def test_a_budget_ends_thoughts_and_a_form_follows() -> None:
 
 def test_every_character_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = [0]
-    take = objects.JsonValue.take
+    take = JsonValue.take
 
-    def counted(value: objects.JsonValue, text: str, at: int) -> int:
+    def counted(value: JsonValue, text: str, at: int) -> int:
         end = take(value, text, at)
         looked[0] += end - at
         return end
 
-    monkeypatch.setattr(objects.JsonValue, "take", counted)
+    monkeypatch.setattr(JsonValue, "take", counted)
     arguments = json.dumps({"a": "x{" * 5_000})
     for written in (
         '<tool_call>{"name": "f", "arguments": ' + arguments + "}",

@@ -121,7 +121,7 @@ def test_a_drop_as_an_earlier_version_wrote_it_is_not_read_as_a_failure_of_anoth
 
 
 def test_terms_are_kept() -> None:
-    limits = Limits(256, 4096, 65536, (0, 2), False, parse_policy("fixed:3"), Rule.BLOCK)
+    limits = Limits(256, 4096, 65536, (0, 2), parse_policy("fixed:3"), Rule.BLOCK)
     terms = CellTerms("target", "drafter", 7, limits, "5eed", ready=False)
     assert cell_wire.read_terms(cell_wire.write_terms(terms)) == terms
     with pytest.raises(PeerError, match="policy"):

@@ -27,11 +27,11 @@ def test_arguments_that_cannot_be_told_as_json_stay_as_they_were_written(written
     for part in (Part(call=0, name="f", id="call_1"), Part(call=0, arguments=written)):
         list(writer.part(part))
     list(writer.end(End(Reason.STOP), USAGE))
-    told = json.dumps(writer.whole(), ensure_ascii=False, allow_nan=False).encode()
+    told = json.dumps(writer.whole, ensure_ascii=False, allow_nan=False).encode()
     assert json.loads(told)["content"][0]["input"] == written
 
 
 def test_what_is_no_number_in_json_is_null_where_an_answer_says_it_again() -> None:
     body = validated(ResponsesBody, b'{"input": "x", "metadata": {"a": NaN, "b": 1e999}}')
-    told = json.dumps(ResponseWriter(body, "resp_1", "tiny").whole(), allow_nan=False)
+    told = json.dumps(ResponseWriter(body, "resp_1", "tiny").whole, allow_nan=False)
     assert json.loads(told)["metadata"] == {"a": None, "b": None}

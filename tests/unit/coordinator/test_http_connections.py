@@ -10,6 +10,8 @@ import os
 import resource
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -35,7 +37,9 @@ MOST = 2
 class Application:
     """/ answers, /held when it is let go, /stream is told without an end, /gone waits for its client to leave."""
 
-    def __init__(self) -> None:
+    def __init__(self, counted: Metrics) -> None:
+        config, processor = SimpleNamespace(max_unread_s=0.2), SimpleNamespace(metrics=counted)
+        self.api: Any = SimpleNamespace(config=config, processor=processor)
         self.held = asyncio.Event()
         self.running = 0
         self.said: list[str] = []
@@ -44,8 +48,8 @@ class Application:
         self.running += 1
         try:
             if scope["path"] == "/stream":
-                gone, cut = lambda: self.said.append("gone"), lambda: self.said.append("cut")
-                return await EventStream(_endless(), gone, unread_s=0.2, on_cut=cut)(scope, receive, send)
+                stream = EventStream(self.api, _endless(), lambda: self.said.append("gone"))
+                return await stream(scope, receive, send)
             if scope["path"] == "/held":
                 await self.held.wait()
             if scope["path"] == "/gone":
@@ -62,13 +66,13 @@ async def _endless() -> AsyncGenerator[bytes]:
 
 
 @pytest.fixture
-def application() -> Application:
-    return Application()
+def counted() -> Metrics:
+    return Metrics()
 
 
 @pytest.fixture
-def counted() -> Metrics:
-    return Metrics()
+def application(counted: Metrics) -> Application:
+    return Application(counted)
 
 
 def dropped(counted: Metrics, why: str) -> float | None:
@@ -196,7 +200,11 @@ async def test_requests_beyond_the_bound_hear_when_to_come_back(
 
 
 async def test_a_client_that_reads_nothing_loses_its_connection(
-    server: HttpServer, address: tuple[str, int], application: Application, caplog: pytest.LogCaptureFixture
+    server: HttpServer,
+    address: tuple[str, int],
+    application: Application,
+    counted: Metrics,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -204,8 +212,9 @@ async def test_a_client_that_reads_nothing_loses_its_connection(
         await asyncio.get_running_loop().sock_connect(client, address)
         client.send(GET % b"/stream")
         # What it did not take is thrown away: a connection that was closed in order would wait for it.
-        await until(lambda: application.said == ["cut", "gone"])
+        await until(lambda: application.said == ["gone"])
         await until(lambda: not (application.running or server.connections))
+    assert counted.registry.get_sample_value("dspark_slow_readers_cut_total") == 1
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 

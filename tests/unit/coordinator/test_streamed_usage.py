@@ -16,11 +16,13 @@ from coordinator.http.thoughts import PlainReader, ThoughtReader
 from coordinator.reception.output_processor import OutputChunk
 
 TEXTS = ["<think>", "so", "", "", "🙂", "</think>", "yes"]  # a character of three tokens is shown with the last
-FRAME = Frame("chatcmpl-1", "tiny", "f", 7, "none", token_ids=False, options=StreamOptions(include_usage=True))
+FRAME = Frame("tiny", "f", 7, "none", token_ids=False, options=StreamOptions(include_usage=True))
 
 
 class Asking:
     """One answer, a token at a time."""
+
+    id = "chatcmpl-1"
 
     def __init__(self) -> None:
         answer = SimpleNamespace(index=0, answered=0, cached_tokens=0, end=None)
@@ -34,9 +36,6 @@ class Asking:
             answer.answered, ended = place + 1, place == len(TEXTS) - 1
             answer.end = End(Reason.LENGTH) if ended else None
             yield 0, [OutputChunk(0, place, [place], [text], ended=ended)]
-
-    def scored(self, prompt: int) -> None:
-        """Nothing was asked for."""
 
     def leave(self) -> None:
         pass

@@ -10,13 +10,12 @@ from dspark.rounds.policy import Adaptive, Fixed
 from dspark.types import Rule, SamplingParams
 from dspark.wire.v1 import generate_pb2 as g
 
-LIMITS = Limits(100, 50, 40, (1,), False, Adaptive())
+LIMITS = Limits(100, 50, 40, (1,), Adaptive())
 
 
 def read(message: g.GenerateRequest, has_tokenizer: bool = False, limits: Limits = LIMITS) -> Request:
-    limits = replace(limits, has_tokenizer=has_tokenizer)
     prompt = tuple(message.tokenized.input_ids) or ((7, 8) if message.text else ())
-    return read_request(message, prompt, limits, name="made-up", seed=42)
+    return read_request(message, prompt, limits, name="made-up", seed=42, has_tokenizer=has_tokenizer)
 
 
 def ask(ids: tuple[int, ...] = (5, 6), **params: object) -> g.GenerateRequest:
