@@ -92,8 +92,10 @@ class FrontendConnection:
         for finish in batch.finishes:
             self._finish(finish)
         for drop in batch.drops:
-            relay = self._forget(drop.call, "drop")
-            if relay is not None:
+            relay = self._calls.pop(drop.call, None)
+            if relay is None:
+                self._metrics.dropped.labels(kind="drop", reason="late").inc()
+            else:
                 self._cut(relay, cell_wire.read_failure(drop))
         for abort in batch.aborts:
             names = abort.request_ids[:MAX_ABORTS]
@@ -175,12 +177,6 @@ class FrontendConnection:
             raise PeerError(f"answer {finish.index} of a request for {relay.answers}")
         else:
             relay.call.finish(finish.index)
-
-    def _forget(self, number: int, kind: str) -> _Relay | None:
-        relay = self._calls.pop(number, None)
-        if relay is None:
-            self._metrics.dropped.labels(kind=kind, reason="late").inc()
-        return relay
 
     def _cut(self, relay: _Relay, error: Exception) -> None:
         if relay.timer is not None:

@@ -267,28 +267,24 @@ class _OpenCall:
 
     def _named(self, text: str) -> tuple[int, str]:
         """A call whose name stands before its arguments."""
-        if self._value is not None:
-            end = self._value.take(text, 0)
-            self.over = self._value.over
-            return end, text[:end]
-        middle, had = self._form.middle.strip(), len(self._head)
-        self._head += text[:_HEAD]
-        at = self._head.find(middle)
-        if at < 0:
-            self.over = len(self._head) >= _HEAD
-            return min(len(text), _HEAD), ""
-        begins = next((p for p in range(at + len(middle), len(self._head)) if not self._head[p].isspace()), None)
-        if begins is None:
-            self.over = len(self._head) >= _HEAD
-            return min(len(text), _HEAD), ""
-        self.name = self._head[:at].strip()
-        if not NAME.fullmatch(self.name) or self._head[begins] != "{":
-            self.over = True
-            return begins - had, ""
-        self.told, self._value = True, JsonValue()
-        end = self._value.take(text, begins - had)
+        start = 0
+        if self._value is None:
+            had = len(self._head)
+            self._head += text[:_HEAD]
+            name, middle, behind = self._head.partition(self._form.middle.strip())
+            arguments = behind.lstrip()
+            if not middle or not arguments:
+                self.over = len(self._head) >= _HEAD
+                return min(len(text), _HEAD), ""
+            start = len(self._head) - len(arguments) - had
+            self.name = name.strip()
+            if not NAME.fullmatch(self.name) or arguments[0] != "{":
+                self.over = True
+                return start, ""
+            self.told, self._value = True, JsonValue()
+        end = self._value.take(text, start)
         self.over = self._value.over
-        return end, text[begins - had : end]
+        return end, text[start:end]
 
     def _keyed(self, text: str) -> tuple[int, str]:
         """A call that is an object with the name and the arguments, in any order, and perhaps more."""
