@@ -62,8 +62,9 @@ class FeatureReceiver:
                 chunks, self._waiting[:taken] = self._waiting[:taken], []
                 self._rows -= rows
                 outcomes = await self._outcomes([run for runs, _ in chunks for run in runs])
+                soon = asyncio.get_running_loop().call_soon
                 for runs, settle in chunks:
-                    settle(outcomes[: len(runs)])
+                    soon(settle, outcomes[: len(runs)])  # one that fails leaves the others
                     outcomes = outcomes[len(runs) :]
         finally:
             self._work = None

@@ -236,7 +236,7 @@ async def start_worker(
         f"{role}.serving",
         name=name,
         endpoint=shell.endpoint,
-        model=model or config.engine,
+        model=getattr(config, "drafter", "") or model or config.engine,
         device=str(engine.device),
         dtype=engine.dtype,
         pages=engine.held.pages_total,

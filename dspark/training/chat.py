@@ -41,7 +41,7 @@ class Chat:
         last = turns[-1]
         if not self.has_template and len(turns) > 1:
             raise ConfigError("conversations: the target has no chat template; rows of one turn only")
-        if "token_ids" in last and len(turns) == 1:
+        if last.get("token_ids") is not None and len(turns) == 1:
             return [int(token) for token in last["token_ids"]]
         if self.tokenizer is None:
             raise ConfigError("conversations: the target has no tokenizer; give prompts as token_ids")
@@ -56,8 +56,8 @@ class Chat:
         The last turn has the ids of its answer in `token_ids`, or its text is rendered in their place.
         """
         *history, answer = turns
-        if answer["role"] != "assistant":
-            raise ConfigError("conversations: the last turn is not an answer")
+        if answer["role"] != "assistant" or not history:
+            raise ConfigError("conversations: the last turn is not an answer to others")
         ids = self.prompt_ids(history)
         marks = self._earlier_answers(history, ids)
         said = answer.get("token_ids")

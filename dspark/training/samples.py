@@ -21,6 +21,7 @@ from dspark.training.chat import Chat
 from dspark.training.disk import content_digest, read_rows, save_tensors, write_whole
 
 MAX_LENGTH = 4096
+MOST_IDS = 1 << 31  # as the file has room for
 MIN_SUPERVISED = 14  # a conversation with fewer tokens of the target teaches next to nothing
 
 
@@ -128,8 +129,8 @@ def _is_turn(turn: object) -> bool:
     """Whether it has what a chat reads: a role, a content, and token_ids that are ids or nothing."""
     if not isinstance(turn, dict) or not all(isinstance(turn.get(name), str) for name in ("role", "content")):
         return False
-    ids = turn.get("token_ids") or []
-    return isinstance(ids, list) and all(type(token) is int and token >= 0 for token in ids)
+    ids = [] if turn.get("token_ids") is None else turn["token_ids"]
+    return isinstance(ids, list) and all(type(token) is int and 0 <= token < MOST_IDS for token in ids)
 
 
 def most_written(samples: Path, count: int, path: Path) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class RegenerationSettings:
 
     temperature: float = setting(0.7, "Of the answers.", least=0)
     top_p: float = setting(0.8, "Nucleus mass.", above=0, most=1)
-    top_k: int = setting(20, "Likeliest tokens kept; 0: all.", least=0)
+    top_k: int = setting(20, "Likeliest tokens kept; 0 or -1: all.", least=-1)
     min_p: float = setting(0.0, "Least share of the likeliest one.", least=0, most=1)
     max_tokens: int = setting(4096, "Longest answer, as far as the context has room for it.", least=1)
     seed: int = setting(42, "Key of the draws.")

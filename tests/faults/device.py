@@ -21,7 +21,8 @@ Seconds = Mapping[str, float | Callable[[Any], float]]  # by a function's name, 
 
 
 def _kind(function: Any) -> str:
-    if isinstance(function, partial) and isinstance(step := function.args[0], UnderWay):
+    if isinstance(function, partial) and function.func.__name__ == "_computed":
+        step: UnderWay = function.args[0]
         return "judge_cohort" if step._items else "prefill_next"
     return getattr(function, "__name__", "")
 

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
+import pytest
+
 from draft_service.engine_core import DraftEngineCore
 from draft_service.feature_receiver import QUEUE_ROWS, FeatureReceiver, Outcome
 from draft_service.interface import Rows
@@ -46,5 +48,22 @@ async def test_what_cannot_be_taken_is_refused_and_the_next_rows_are_taken() -> 
         assert outcome.reason is why
         device._limit = 8
     assert await asyncio.gather(became(arrivals, rows()), became(arrivals, rows(100))) == [100, 200]
+    await arrivals.close()
+    device.close()
+
+
+async def test_who_cannot_be_told_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    device = DeviceWorker("draft")
+    arrivals = FeatureReceiver(cast("DraftEngineCore", Taking()), device)
+
+    def gone(outcomes: Sequence[Outcome]) -> None:
+        raise RuntimeError("the stream is over")
+
+    arrivals.put(rows(), gone)
+    assert await asyncio.wait_for(asyncio.gather(became(arrivals, rows()), became(arrivals, rows(100))), 10) == [
+        100,
+        200,
+    ]
+    assert "the stream is over" in caplog.text
     await arrivals.close()
     device.close()

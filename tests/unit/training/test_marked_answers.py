@@ -67,7 +67,10 @@ def test_with_a_template_every_answer_is_learned_and_nothing_else(tmp_path: Path
         ([USER, ANSWER | {"token_ids": [5, -1]}], "turns have .* ids for token_ids"),
         ([USER, ANSWER | {"token_ids": "5"}], "turns have .* ids for token_ids"),
         (["hi", "well"], "turns have a role"),
+        ([USER, ANSWER | {"token_ids": 0}], "turns have .* ids for token_ids"),
+        ([USER, ANSWER | {"token_ids": [1 << 70]}], "turns have .* ids for token_ids"),
         ([USER], "the last turn is not an answer"),
+        ([ANSWER], "the last turn is not an answer"),
     ],
 )
 def test_a_row_that_cannot_be_learned_is_named(tmp_path: Path, turns: list[object], said: str) -> None:
@@ -84,5 +87,6 @@ def test_a_target_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
     asked = [{"role": "user", "content": "", "token_ids": [3, 4]}]
     assert chat.prompt_ids(asked) == [3, 4]
     assert chat.learned([*asked, ANSWER]) == ([3, 4, 5, 6], [False, False, True, True])
-    with pytest.raises(ConfigError, match="no tokenizer"):
-        chat.prompt_ids([USER])
+    for without in (USER, USER | {"token_ids": None}):
+        with pytest.raises(ConfigError, match="no tokenizer"):
+            chat.prompt_ids([without])

@@ -78,7 +78,7 @@ async def test_a_row_of_the_wrong_shape_ends_itself_and_not_the_run(
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_tokens": 0}, {"top_p": 0.0}, {"min_p": 2.0}, {"temperature": -1.0}, {"top_k": -1}]
+    "wrong", [{"max_tokens": 0}, {"top_p": 0.0}, {"min_p": 2.0}, {"temperature": -1.0}, {"top_k": -2}]
 )
 def test_what_no_cell_would_answer_is_refused_before_it_is_asked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
