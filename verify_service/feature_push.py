@@ -182,10 +182,11 @@ class _Link:
                     self._metrics.dropped.labels(kind="feature_runs", reason="refused_by_sink").inc(len(ack.refused))
                 self._came(self._sink, ack)
             raise ConnectionError("the drafter ended the stream")
-        except (grpc.aio.AioRpcError, ConnectionError) as error:
+        except Exception as error:  # also of a bug: the next rows get a stream of their own
             reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            bug = None if isinstance(error, (grpc.aio.AioRpcError, ConnectionError)) else error
             self.broken_at = time.monotonic()
-            log.warning("feature_push.broken", sink=self._sink.endpoint, reason=reason)
+            log.warning("feature_push.broken", sink=self._sink.endpoint, reason=reason, exc_info=bug)
             self._drop_queued("broken")
             self._lost(self._sink, reason)
         finally:
